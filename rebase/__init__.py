@@ -1,0 +1,1 @@
+"""forkman: keeps hardware forks of fast-moving projects alive while their upstreams move."""

@@ -1,0 +1,122 @@
+"""git as a process: one typed way to run it, the same on every machine.
+
+Replay and export must give the same bytes whatever the user configured, so `Git.run` starts git in
+an environment with no user or system configuration, no attributes and no locale. Fetching and the
+worktrees in which people resolve conflicts are the user's own ground: proxies, credentials,
+`insteadOf`, editors and merge tools live in their configuration, and `Git.run_as_user` keeps it.
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NewType
+
+from rebase.errors import EnvironmentFault
+
+ObjectId = NewType("ObjectId", str)  # 40 hexadecimal digits
+EMPTY_TREE = ObjectId("4b825dc642cb6eb9a060e54bf8d69288fbee4904")
+OLDEST_GIT = (2, 39)
+
+# Variables that point git at another repository or change what it prints; a hook or an alias that
+# calls forkman exports them.
+_USER = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+_NEUTRAL = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_ATTR_NOSYSTEM": "1",
+    # From 2.43 a bare repository reads .gitattributes from HEAD; older ones ignore this variable.
+    "GIT_ATTR_SOURCE": EMPTY_TREE,
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+    "LANGUAGE": "",
+    "TZ": "UTC",
+}
+_NEUTRAL_ARGS = ("-c", f"core.attributesFile={os.devnull}")
+
+
+class GitError(Exception):
+    """git exited with an error.
+
+    args: what git was asked; status: its exit status; stderr: what it said, as text.
+    """
+
+    def __init__(self, args: tuple[str, ...], status: int, stderr: bytes) -> None:
+        self.command = args
+        self.status = status
+        self.stderr = stderr.decode("utf-8", "replace").strip()
+        super().__init__(f"git {' '.join(args)}: exit {status}: {self.stderr}")
+
+
+class Git:
+    """git on one repository (`directory` is a bare repository or a worktree)."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def run(
+        self,
+        *args: str,
+        input: bytes = b"",
+        ok: tuple[int, ...] = (0,),
+        env: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Run git in the neutral environment and return its standard output.
+
+        ok: the exit statuses that are no error. env: variables to add.
+        Raises GitError for any other status, EnvironmentFault where git cannot be started.
+        """
+        return self.call(*args, input=input, ok=ok, env=env).stdout
+
+    def call(
+        self,
+        *args: str,
+        input: bytes = b"",
+        ok: tuple[int, ...] = (0,),
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """`run`, for callers that also need the exit status or standard error."""
+        return self._start((*_NEUTRAL_ARGS, *args), _USER | _NEUTRAL | dict(env or {}), input, ok)
+
+    def run_as_user(
+        self, *args: str, input: bytes = b"", ok: tuple[int, ...] = (0,)
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run git with the user's own configuration: for fetching and for worktrees."""
+        return self._start(args, _USER, input, ok)
+
+    def text(self, *args: str) -> str:
+        """`run`, for output that is one line of ASCII: ids, counts, refs."""
+        return self.run(*args).decode("ascii").strip()
+
+    def resolve(self, revision: str, kind: str = "commit") -> ObjectId | None:
+        """The id of `revision` peeled to `kind`, or None where there is no such object."""
+        # --end-of-options: a revision from a manifest or the command line is never an option.
+        found = self.run(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{{kind}}}",
+            ok=(0, 1, 128),
+        )  # fmt: skip
+        return ObjectId(found.decode("ascii").strip()) if found.strip() else None
+
+    def _start(
+        self, args: tuple[str, ...], env: dict[str, str], input: bytes, ok: tuple[int, ...]
+    ) -> subprocess.CompletedProcess[bytes]:
+        try:
+            done = subprocess.run(
+                ["git", *args], cwd=self.directory, env=env, input=input, capture_output=True
+            )
+        except FileNotFoundError as error:
+            if not self.directory.is_dir():
+                raise EnvironmentFault(f"The repository {self.directory} is gone.") from error
+            raise EnvironmentFault(
+                "git is not installed, or not on PATH.", todo="Install git 2.39 or newer."
+            ) from error
+        if done.returncode not in ok:
+            raise GitError(args, done.returncode, done.stderr)
+        return done
+
+
+def git_version() -> tuple[int, ...]:
+    """The installed git's version, as numbers: (2, 39, 5)."""
+    text = Git(Path.cwd()).text("--version").removeprefix("git version ").split()[0]
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
