@@ -51,17 +51,15 @@ class Merge:
     """A three-way merge of trees, as git made it.
 
     tree: the result; where it is not clean, conflicted files hold git's conflict markers.
+    clean: whether git resolved everything.
     stages: for each conflicted path its entries in base (1), ours (2) and theirs (3).
     notes: git's own words on each conflict: (paths, kind, message); kinds are stable over versions.
     """
 
     tree: ObjectId
+    clean: bool
     stages: dict[bytes, dict[int, Entry]]
     notes: tuple[tuple[tuple[bytes, ...], str, str], ...]
-
-    @property
-    def clean(self) -> bool:
-        return not self.stages and not self.notes
 
 
 _TREE_ENTRY = re.compile(rb"([0-7]+) ([^\0]+)\0(.{20})", re.DOTALL)
@@ -259,7 +257,7 @@ class Objects:
             for side in (ours, theirs)
         ]
         if sides[0] == sides[1]:
-            return Merge(ours, {}, ())
+            return Merge(ours, True, {}, ())
         self.flush()
         done = self.git.call(
             *(word for option in options for word in ("-c", option)),
@@ -321,7 +319,7 @@ def _parse_merge(output: bytes, status: int) -> Merge:
         paths = tuple(fields[at + 1 : at + 1 + count])
         kind = fields[at + 1 + count].decode("utf-8", "replace")
         message = fields[at + 2 + count].decode("utf-8", "replace").strip()
-        if status == 1 and kind.startswith("CONFLICT"):
+        if kind.startswith("CONFLICT"):
             notes.append((paths, kind, message))
         at += 3 + count
-    return Merge(tree, stages, tuple(notes))
+    return Merge(tree, status == 0, stages, tuple(notes))

@@ -61,6 +61,8 @@ class Conflict:
     """Why one path of a change cannot be carried over.
 
     who: the upstream commits since the old base that touched those lines, newest first.
+    rewritten: the upstream commits that made hunks of this very change, which upstream has
+    rewritten since: often the change can be skipped.
     detail: what git or the recipe said, for kinds that have no hunks.
     """
 
@@ -68,6 +70,7 @@ class Conflict:
     kind: Kind
     hunks: tuple[Hunk, ...] = ()
     who: tuple[UpstreamCommit, ...] = ()
+    rewritten: tuple[UpstreamCommit, ...] = ()
     detail: str = ""
 
 
