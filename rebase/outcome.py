@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from rebase.errors import ExitCode
 from rebase.git import ObjectId
 
 
@@ -122,3 +123,70 @@ class Pin:
 
     def __str__(self) -> str:
         return self.tag or self.commit[:9]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A patch from another fork's tree that goes on before ours, as it was at a pin."""
+
+    fork: str
+    path: str
+    blob: ObjectId
+
+
+@dataclass(frozen=True)
+class ForkReport:
+    """What a sync or a rebase found for one fork.
+
+    source: where upstream was read, "git" or "archives".
+    old, new: the pin before and after; how: why this target ("leads", "follows slime
+    docker/Dockerfile", "as asked", "stays").
+    outcomes: one for each change of the queue, in order; empty where nothing was replayed.
+    problem: why the fork could not be carried at all (its upstream is out of reach, a layer does
+    not apply); todo: what to do about it.
+    notes: what else a maintainer must know, a sentence each (moved tags, a source's limits).
+    """
+
+    fork: str
+    source: str
+    old: Pin
+    new: Pin
+    how: str
+    outcomes: tuple[Outcome, ...] = ()
+    problem: str = ""
+    todo: str = ""
+    unreachable: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def conflicts(self) -> tuple[Outcome, ...]:
+        return tuple(o for o in self.outcomes if o.status is Status.CONFLICT)
+
+    @property
+    def moved(self) -> bool:
+        return self.old != self.new
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one run did.
+
+    command: the words it was asked with ("sync", "rebase slime"). landed: pins, queues and exports
+    were written; dry: they would have been. written: paths written, relative to the project.
+    """
+
+    command: str
+    forks: tuple[ForkReport, ...]
+    landed: bool
+    dry: bool = False
+    written: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What it means for the script that asked."""
+        if any((fork.problem and not fork.unreachable) or fork.conflicts for fork in self.forks):
+            return ExitCode.PERSON
+        if any(fork.unreachable for fork in self.forks):
+            return ExitCode.ENVIRONMENT
+        return ExitCode.DONE

@@ -1,0 +1,185 @@
+"""A fork's branch: what it stands on (pin and layers), and its queue as steps to replay.
+
+The branch itself is never kept as the truth: manifests and queue are, and it is made from them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+from rebase import patch
+from rebase.errors import UsageError
+from rebase.git import EMPTY_TREE, ObjectId
+from rebase.mail import Mail
+from rebase.objects import EXECUTABLE, FILE, Edits, Entry, Objects
+from rebase.outcome import Layer, Outcome, Status
+from rebase.queue import Patch, Queue, RecipeFile, from_commits
+from rebase.replay import Edit, Step
+
+_AUTHOR = b"forkman <forkman@localhost> 0 +0000"
+
+
+def base(
+    objects: Objects, pin: ObjectId, layers: Sequence[Layer], content: Callable[[Layer], bytes]
+) -> ObjectId:
+    """The commit a fork's changes go on: the pin, or the pin with its layers as one commit.
+
+    content: reads a layer's patch. Raises UsageError where a layer does not apply.
+    """
+    if not layers:
+        return pin
+    tree = objects.tree_of(pin)
+    for layer in layers:
+        try:
+            tree = patch.apply(objects, tree, content(layer))
+        except patch.Rejected as error:
+            raise UsageError(
+                f"{layer.fork}'s {layer.path} ({layer.blob[:9]}) does not apply on {pin[:9]}:\n"
+                f"{error}",
+                todo="A layer and a pin go together: see which release of"
+                f" {layer.fork} that upstream commit belongs to.",
+            ) from None
+    names = "".join(f"{layer.fork} {layer.path} {layer.blob}\n" for layer in layers)
+    return objects.commit(tree, [pin], _AUTHOR, b"Layers of other forks\n\n" + names.encode())
+
+
+def steps(objects: Objects, fork: str, onto: ObjectId, queue: Queue) -> list[Step]:
+    """The changes of `queue` as steps: each patch with its trees when applied on the base `onto`.
+
+    Raises UsageError where a patch does not apply on the base it was made for, or a recipe finds
+    nothing there.
+    """
+    tree = objects.tree_of(onto)
+    found: list[Step] = []
+    for is_patch, changes in groupby(queue.changes, lambda change: isinstance(change, Patch)):
+        if is_patch:
+            patches = [change for change in changes if isinstance(change, Patch)]
+            trees = patch.apply_series(objects, tree, [change.mail.diff for change in patches])
+            for change in patches:
+                before = tree
+                try:
+                    tree = next(trees)
+                except patch.Rejected as error:
+                    raise UsageError(
+                        f"{fork}: {change.name} does not apply on its own pin:\n{error}",
+                        todo="It was edited by hand, or the pin was changed without its queue.",
+                    ) from None
+                mail = change.mail
+                found.append(Step(change.name, mail.author, mail.message, Edit(before, tree)))
+        else:
+            for recipe in changes:
+                assert isinstance(recipe, RecipeFile)
+                step = recipe_step(recipe)
+                assert not isinstance(step.does, Edit)
+                edits, outcome = step.does(objects, tree)
+                if outcome.status is Status.CONFLICT:
+                    raise UsageError(
+                        f"{fork}: the recipe {recipe.name} does not fit the pin: "
+                        + "; ".join(conflict.detail for conflict in outcome.conflicts),
+                        todo=f"Correct {recipe.path}.",
+                    )
+                tree = objects.splice(tree, edits)
+                found.append(step)
+    return found
+
+
+def branch_steps(
+    objects: Objects, onto: ObjectId, tip: ObjectId
+) -> tuple[list[Step], list[ObjectId]]:
+    """The commits onto..tip, oldest first, as steps; and the merges, which git rebase drops."""
+    branch = from_commits(objects.git, onto, tip, lambda old, new: b"")
+    found = []
+    for id, mail in zip(branch.commits, branch.mails, strict=True):
+        parent = objects.read(id).split(b"\n", 2)[1]
+        before = (
+            objects.tree_of(ObjectId(parent[7:].decode("ascii")))
+            if parent.startswith(b"parent ")
+            else EMPTY_TREE
+        )
+        edit = Edit(before, objects.tree_of(id))
+        found.append(Step(id[:9], mail.author, mail.message, edit))
+    return found, branch.merges
+
+
+def chain(objects: Objects, onto: ObjectId, steps: Sequence[Step]) -> ObjectId:
+    """The last commit of the branch that the steps make on their own base."""
+    head, tree = onto, objects.tree_of(onto)
+    for step in steps:
+        if isinstance(step.does, Edit):
+            after = step.does.after
+        else:
+            edits, outcome = step.does(objects, tree)
+            if outcome.status is not Status.APPLIED:
+                continue
+            after = objects.splice(tree, edits)
+        head, tree = objects.commit(after, [head], step.author, step.message), after
+    return head
+
+
+def recipe_step(change: RecipeFile) -> Step:
+    """A recipe as a step: it finds its place in whatever tree the branch has by then."""
+    from rebase import recipe
+
+    loaded = recipe.load(change.path, change.source)
+    message = loaded.message()
+    subject = message.partition(b"\n")[0].decode("utf-8", "replace")
+
+    def run(objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
+        found = loaded.run(Files(objects, tree))
+        edits: dict[bytes, Entry | None] = {}
+        for path, content in found.edits.items():
+            if isinstance(content, recipe.NewFile):
+                mode = EXECUTABLE if content.executable else FILE
+                edits[path] = Entry(mode, objects.write("blob", content.content))
+            else:
+                was = objects.find(tree, path)
+                assert was, "a recipe edits files that are there"
+                edits[path] = was._replace(id=objects.write("blob", content))
+        outcome = Outcome(
+            change.name,
+            subject,
+            found.status,
+            tree,
+            conflicts=found.conflicts,
+            places=found.places,
+            new_places=found.new_places,
+            note=" ".join(filter(None, (found.note, *found.already))),
+        )
+        return edits if found.status is Status.APPLIED else {}, outcome
+
+    return Step(change.name, loaded.author, message, run)
+
+
+class Files:
+    """The regular files of a tree, as recipes read them."""
+
+    def __init__(self, objects: Objects, tree: ObjectId) -> None:
+        self._objects = objects
+        self._files = {path: entry for path, entry in objects.walk(tree) if entry.is_file}
+
+    def paths(self, under: bytes = b"") -> Iterable[bytes]:
+        return (path for path in self._files if path.startswith(under))
+
+    def read(self, path: bytes) -> bytes | None:
+        entry = self._files.get(path)
+        return self._objects.read(entry.id) if entry else None
+
+    def grep(self, literal: bytes, under: bytes = b"") -> Iterable[bytes]:
+        return (
+            path
+            for path, entry in self._files.items()
+            if path.startswith(under) and literal in self._objects.read(entry.id)
+        )
+
+
+def mails(
+    objects: Objects, queue_steps: Sequence[Step], outcomes: Sequence[Outcome], onto: ObjectId
+) -> list[tuple[Outcome, Mail]]:
+    """The applied changes of a replay as mails, in order: for the exports and the queue."""
+    tree = objects.tree_of(onto)
+    found: list[tuple[Outcome, Mail]] = []
+    for step, outcome in zip(queue_steps, outcomes, strict=True):
+        if outcome.status is Status.APPLIED:
+            text = patch.diff(objects, tree, outcome.tree)
+            found.append((outcome, Mail(step.author, step.message, text)))
+        tree = outcome.tree
+    return found
