@@ -10,18 +10,20 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rebase.adopt import Adopted
-from rebase.export import Applied, Verification
-from rebase.inspect import ForkStatus, LogEntry
 from rebase.report import visible
-from rebase.resolve import Open, Saved
-from rebase.sync import Fetch
+
+if TYPE_CHECKING:  # `forkman status` must not wait for what the other commands need
+    from rebase.adopt import Adopted
+    from rebase.export import Applied, Verification
+    from rebase.inspect import ForkStatus, LogEntry
+    from rebase.resolve import Open, Saved
+    from rebase.sync import Fetch
 
 
 def to_json(data: Any) -> str:
@@ -48,7 +50,7 @@ def to_json(data: Any) -> str:
     return json.dumps(record(data), default=plain, indent=2)
 
 
-def status(rows: Sequence[ForkStatus], console: Console) -> None:
+def status(rows: "Sequence[ForkStatus]", console: Console) -> None:
     table = _table("fork", "stands on", "newest", "queue", "last replay", "open")
     for row in rows:
         newest = row.newest or ("none" if row.fetched else "not fetched")
@@ -68,7 +70,7 @@ def status(rows: Sequence[ForkStatus], console: Console) -> None:
             console.print(_text(f"{row.fork} has {row.open} open: forkman {then} {row.fork}"))
 
 
-def fetch(rows: Sequence[Fetch], console: Console) -> None:
+def fetch(rows: "Sequence[Fetch]", console: Console) -> None:
     for row in rows:
         how = {"git": "fetched", "archives": "from release archives", None: "out of reach"}
         console.print(Text(row.fork, "bold"), how[row.source])
@@ -78,7 +80,7 @@ def fetch(rows: Sequence[Fetch], console: Console) -> None:
             console.print(_text(f"  {row.fault.todo}"))
 
 
-def verified(rows: Sequence[Verification], console: Console) -> None:
+def verified(rows: "Sequence[Verification]", console: Console) -> None:
     for row in rows:
         mark = Text("✗", "red") if row.findings else Text("✓", "green")
         console.print(mark, Text(row.fork, "bold"), _text("holds with " + ", ".join(row.done)))
@@ -90,7 +92,7 @@ def verified(rows: Sequence[Verification], console: Console) -> None:
         console.print("Nothing is exported yet: forkman export")
 
 
-def applied(row: Applied, console: Console) -> None:
+def applied(row: "Applied", console: Console) -> None:
     if not row.changed:
         console.print(_text(f"{row.fork}: nothing to do; it is so already."))
     for path in row.changed:
@@ -98,7 +100,7 @@ def applied(row: Applied, console: Console) -> None:
         console.print(_text(f"{row.fork}: "), Text(visible(path)), Text(note), sep="")
 
 
-def log(rows: Sequence[LogEntry], console: Console) -> None:
+def log(rows: "Sequence[LogEntry]", console: Console) -> None:
     table = _table("change", "subject", "author", "last outcome")
     for row in rows:
         outcome = " ".join(filter(None, (row.status, row.note)))
@@ -111,7 +113,7 @@ def diff(text: str, console: Console) -> None:
         console.print(_text(line), soft_wrap=True)
 
 
-def opened(state: Open, console: Console) -> None:
+def opened(state: "Open", console: Console) -> None:
     if state.conflict:
         console.print(
             _text(
@@ -130,7 +132,7 @@ def opened(state: Open, console: Console) -> None:
     console.print(_text(f"Commit there, then: forkman save {state.fork}"))
 
 
-def saved(row: Saved, console: Console) -> None:
+def saved(row: "Saved", console: Console) -> None:
     for what, names in (
         ("changed", row.changed), ("added", row.added), ("removed", row.removed)
     ):  # fmt: skip
@@ -152,7 +154,7 @@ def aborted(path: Path | None, console: Console) -> None:
     console.print(_text(f"Removed {path}." if path else "Nothing was open."))
 
 
-def adopted(rows: Sequence[Adopted], console: Console) -> None:
+def adopted(rows: "Sequence[Adopted]", console: Console) -> None:
     for row in rows:
         merged = "" if row.exact else "  (merged: its context was not there as it says)"
         files = f"{row.files} file{'s' if row.files > 1 else ''}"

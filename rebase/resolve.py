@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rebase import landing, patch, worktree
+from rebase import branch, landing, patch, worktree
 from rebase.errors import ForkmanError, NeedsPerson, UsageError
 from rebase.git import Git, ObjectId
 from rebase.mail import Mail
