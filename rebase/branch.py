@@ -142,7 +142,7 @@ def recipe_step(change: RecipeFile) -> Step:
             conflicts=found.conflicts,
             places=found.places,
             new_places=found.new_places,
-            note=" ".join(filter(None, (found.note, *found.already))),
+            note=found.note,
         )
         return edits if found.status is Status.APPLIED else {}, outcome
 
@@ -163,12 +163,8 @@ class Files:
         entry = self._files.get(path)
         return self._objects.read(entry.id) if entry else None
 
-    def grep(self, literal: bytes, under: bytes = b"") -> Iterable[bytes]:
-        return (
-            path
-            for path, entry in self._files.items()
-            if path.startswith(under) and literal in self._objects.read(entry.id)
-        )
+    def grep(self, literal: bytes, paths: Iterable[bytes]) -> Iterable[bytes]:
+        return (path for path in paths if literal in (self.read(path) or b""))
 
 
 def mails(

@@ -1,14 +1,15 @@
 """The command line: turns arguments into calls and results into exit codes; it decides nothing."""
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from rebase.errors import ExitCode, ForkmanError
+from rebase.errors import EnvironmentFault, ExitCode, ForkmanError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -340,19 +341,26 @@ def main() -> None:
 
         report.show_error(error, _console(stderr=True))
         sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno is None:
-            raise
-        click.echo(f"forkman: {error}", err=True)
-        sys.exit(ExitCode.ENVIRONMENT)
-    except Exception:
-        import traceback
+    except Exception as error:
+        _fail(error)
 
-        traceback.print_exc()
-        click.echo(
-            "This is a bug in forkman; nothing more was changed. Please report it.", err=True
+
+def _fail(error: Exception) -> NoReturn:
+    """End on an error that is not forkman's own words."""
+    from rebase import report
+    from rebase.git import GitError
+
+    if isinstance(error, OSError | GitError):
+        fault = EnvironmentFault(
+            str(error),
+            kept="Pins, queues and exports are as they were.",
+            todo="Look at the disk, the network and git, then run this again.",
         )
-        sys.exit(ExitCode.BUG)
+        report.show_error(fault, _console(stderr=True))
+        sys.exit(ExitCode.ENVIRONMENT)
+    traceback.print_exception(error)
+    click.echo("This is a bug in forkman; nothing more was changed. Please report it.", err=True)
+    sys.exit(ExitCode.BUG)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ class Tree(Protocol):
     def read(self, path: bytes) -> bytes | None:
         """A file's content, None where there is no such file."""
 
-    def grep(self, literal: bytes, under: bytes = b"") -> Iterable[bytes]:
-        """Of `paths(under)`, those whose content holds `literal`."""
+    def grep(self, literal: bytes, paths: Iterable[bytes]) -> Iterable[bytes]:
+        """Of `paths`, those whose content holds `literal`; only they are read."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,10 @@ class Code:
             shown = ", ".join(f"{key}: {value}" for key, value in self.match.items())
         return f"`{' '.join(shown.split())}`" + (f" in {self.inside}" if self.inside else "")
 
+    def may_be_in(self, path: bytes) -> bool:
+        """Whether a file of this name can have a match."""
+        return path.endswith((b".py", b".pyi"))
+
     @property
     def probe(self) -> str:
         """Text that looks like what is sought."""
@@ -172,8 +176,6 @@ class Code:
 
     def places(self, source: "Source") -> Iterator["Place"]:
         """Every match in a file, in order. Raises ValueError where ast-grep refuses `match`."""
-        if not source.path.endswith((b".py", b".pyi")):
-            return
         rule: Any = {"pattern": self.match} if isinstance(self.match, str) else dict(self.match)
         try:
             nodes = source.root.find_all({"rule": rule})
@@ -198,6 +200,10 @@ class Text:
 
     def __str__(self) -> str:
         return f"`{' '.join(self.anchor.split())}`"
+
+    def may_be_in(self, path: bytes) -> bool:
+        """Whether a file of this name can have a match: any can."""
+        return True
 
     @property
     def probe(self) -> str:
@@ -860,12 +866,11 @@ class _Run:
     def search(self, find: Find) -> Iterator[Place]:
         where, words = find.where.encode(), [word.encode() for word in find.words]
         if where and not where.endswith(b"/"):
-            paths: Iterable[bytes] = [where]
-        elif words:
-            paths = sorted(self.tree.grep(words[0], where))
+            among: Iterable[bytes] = [where]
         else:
-            paths = sorted(self.tree.paths(where))
-        for path in paths:
+            among = self.tree.paths(where)
+        paths = filter(find.may_be_in, among)
+        for path in sorted(self.tree.grep(words[0], paths) if words else paths):
             source = self.source(path)
             if source and all(word in source.content for word in words):
                 yield from find.places(source)
@@ -907,7 +912,8 @@ class _Run:
         if exact:
             return exact[:most]
         probe = _squeezed(find.probe) or " ".join(find.words)
-        holders = {word: set(self.tree.grep(word.encode())) for word in find.words}
+        likely = list(filter(find.may_be_in, self.tree.paths()))
+        holders = {word: set(self.tree.grep(word.encode(), likely)) for word in find.words}
         words = sorted((word for word in holders if holders[word]), key=lambda w: len(holders[w]))
         paths = list(dict.fromkeys(path for word in words for path in sorted(holders[word])))[:300]
         scored = []

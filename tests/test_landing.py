@@ -470,19 +470,29 @@ def test_killed_at_any_write_all_is_old_or_all_is_new(project: Project) -> None:
     assert set(landed) == {False, True}
 
 
+def kill_at_decision(project: Project, after: bool) -> None:
+    """Kill a landing when all is staged and nothing has changed: before or after its decision."""
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        assert target == project.state / "journal.json"
+        if after:
+            real(source, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        os.replace = replace  # type: ignore[assignment]
+        project.land()
+
+    assert in_child(work) == -signal.SIGKILL
+    assert read(project.old) == project.old
+
+
 @pytest.mark.parametrize("decided", [False, True])
 def test_a_recovery_killed_at_any_write_is_recovered(project: Project, decided: bool) -> None:
-    name = "journal.json" if decided else "plan.json"
-    moments = []
-    for number in every_kill(project.land, project.restore):
-        if (project.state / name).exists():
-            moments.append(number)
-        project.recover()
-    moment = moments[0 if decided else -1]
-
     def start() -> None:
         project.restore()
-        assert killed_at(moment, project.land)
+        kill_at_decision(project, after=decided)
 
     for _ in every_kill(project.recover, start):
         project.assert_nothing_lost()
@@ -687,26 +697,10 @@ def test_a_run_may_recover_and_land_within_its_own_lock(project: Project) -> Non
 # -- edited between the kill and the recovery ----------------------------------------------------
 
 
-def kill_when_decided(project: Project) -> None:
-    real = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        real(source, target)
-        if target == project.state / "journal.json":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def work() -> None:
-        os.replace = replace  # type: ignore[assignment]
-        project.land()
-
-    assert in_child(work) == -signal.SIGKILL
-    assert read(project.old) == project.old
-
-
 @pytest.fixture
 def decided(project: Project) -> Project:
     """A landing killed right after its decision: nothing has changed yet."""
-    kill_when_decided(project)
+    kill_at_decision(project, after=True)
     return project
 
 
@@ -763,7 +757,7 @@ def test_a_project_moved_in_between_is_recovered_where_it_is_now(
 ) -> None:
     project = Project(root, root / "exports", mirror)
     project.restore()
-    kill_when_decided(project)
+    kill_at_decision(project, after=True)
     moved = root.rename(tmp_path / "moved")
     project = Project(moved, moved / "exports", moved / mirror.relative_to(root))
     project.recover()

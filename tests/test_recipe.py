@@ -46,8 +46,8 @@ class Files(dict[bytes, bytes]):
     def read(self, path: bytes) -> bytes | None:
         return self.get(path)
 
-    def grep(self, literal: bytes, under: bytes = b"") -> Iterable[bytes]:
-        return [path for path in self.paths(under) if literal in self[path]]
+    def grep(self, literal: bytes, paths: Iterable[bytes]) -> Iterable[bytes]:
+        return [path for path in paths if literal in self.get(path, b"")]
 
 
 def a_recipe(*rules: Rule | AddFile) -> Recipe:
