@@ -1,0 +1,722 @@
+"""Mirrors: bare repositories that hold an upstream's history, fetched over git.
+
+A mirror holds
+
+    refs/upstream/heads/*     upstream's branches, as they are there now
+    refs/tags/*               its tags; those it deleted stay, for a pin may name one
+    refs/forkman/kept/<id>    tips that upstream rewrote, deleted or moved away from, and that no
+                              branch or tag reaches any more: a pin may stand on one
+    refs/forkman/incoming/    what a fetch is bringing; only there while it runs
+
+A fetch first brings objects, under `incoming`. Only when all of them are here do the other refs
+move, in one transaction; so a network that goes away leaves every branch and tag as it was. A
+mirror is made beside its place and renamed into it by its first whole fetch.
+
+Hosts give history without file contents (`--filter=blob:none`) where they can; `complete` brings
+the contents of the commits that are needed, in one go. Local repositories are fetched whole, but
+for those that lack contents themselves: they give what they have.
+
+Talking to an upstream is the user's own ground: proxies, credentials and `insteadOf` from their
+configuration count, as do variables such as GIT_SSH_COMMAND.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from rebase.errors import EnvironmentFault, UsageError
+from rebase.git import Git, GitError, ObjectId
+
+if TYPE_CHECKING:
+    import git as gitpython
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+
+HEADS, TAGS, KEPT = "refs/upstream/heads/", "refs/tags/", "refs/forkman/kept/"
+_INCOMING = "refs/forkman/incoming/"
+
+# Version 0 with no extensions: libgit2 opens no repository with extensions.partialClone, and git
+# does not need it once a remote is marked as the promisor.
+_CONFIG = f"""\
+[core]
+\trepositoryformatversion = 0
+\tbare = true
+\tautocrlf = false
+\thooksPath = {os.devnull}
+\tlogAllRefUpdates = always
+[gc]
+\t# In the foreground, where the project's lock holds; and what a replay made is not garbage.
+\tautoDetach = false
+\tpruneExpire = never
+[protocol "ext"]
+\tallow = never
+[http]
+\t# A connection on which nothing comes for two minutes is dead; git itself would wait for ever.
+\tlowSpeedLimit = 1
+\tlowSpeedTime = 120
+"""  # transfer.fsckObjects stays unset: old histories hold objects it refuses, and git's checkout
+# refuses dangerous paths by itself.
+
+# Git looks in these for another repository than the one it is pointed at. A hook or an alias that
+# calls forkman exports some; GitPython can set variables, not remove them.
+_ELSEWHERE = ("GIT_NAMESPACE", "GIT_ALTERNATE_OBJECT_DIRECTORIES")
+# A blobless mirror must not go to the network because it was asked whether it has an object.
+# Older gits ignore the first; the second leaves them no transport to fetch with.
+_OFFLINE = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tag that names another commit upstream than it does in the mirror."""
+
+    tag: str
+    old: ObjectId
+    new: ObjectId
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A branch that upstream rewrote (to `new`) or deleted (`new` is None); `old` is kept."""
+
+    branch: str
+    old: ObjectId
+    new: ObjectId | None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a fetch brought.
+
+    url: where from, without credentials. new_tags: in the order of their names.
+    branches: those that appeared or moved; commits: how many commits are new.
+    moved_tags: tags that moved upstream; in the mirror they stay at `old` unless `fetch` was told
+    to accept them. gone: branches that were rewritten or deleted.
+    shallow: the commits at which the history ends, because the source has no more of it.
+    """
+
+    url: str
+    new_tags: tuple[str, ...] = ()
+    branches: tuple[str, ...] = ()
+    commits: int = 0
+    moved_tags: tuple[Moved, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    shallow: tuple[ObjectId, ...] = ()
+
+
+# -- addresses -----------------------------------------------------------------------------------
+
+_SCHEMES = ("https", "http", "ssh", "git", "file")
+_SCHEME = re.compile(r"([A-Za-z0-9][A-Za-z0-9+.-]*)://")
+_HELPER = re.compile(r"[A-Za-z0-9+.-]*::")
+
+
+def check_url(url: str) -> None:
+    """Refuse an address that git would take for an option or a program to run.
+
+    Good are https, http, ssh, git and file addresses, `[user@]host:path`, and paths.
+    Raises UsageError.
+    """
+    scheme = _SCHEME.match(url)
+    rest = url[scheme.end() :] if scheme else url
+    host = rest if scheme or not _is_path(url) else ""
+    fault = ""
+    if not url.strip():
+        fault = "is empty"
+    elif any(ord(char) < 32 or 127 <= ord(char) < 160 for char in url):
+        fault = "holds control characters"
+    elif _HELPER.match(url):
+        fault = "names a program for git to run"
+    elif scheme and scheme[1].lower() not in _SCHEMES:
+        fault = f"has the scheme {scheme[1]}"
+    elif url.startswith("-") or re.match(r"([^/@]*@)?-", host):
+        fault = "would be read as an option"
+    elif scheme and not rest:
+        fault = "names no repository"
+    if fault:
+        raise UsageError(
+            f"The upstream address {without_credentials(url)!r} {fault}.",
+            todo="Give an https, http, ssh, git or file address, host:path, or a path.",
+        )
+
+
+def _is_path(url: str) -> bool:
+    """Whether git takes `url` for a path (it does unless a colon comes before any slash)."""
+    return not _SCHEME.match(url) and ":" not in url.partition("/")[0]
+
+
+def _local(url: str) -> Path | None:
+    """The git directory of the repository at `url` where it is on this machine."""
+    if not _is_path(url) and not url.lower().startswith("file://"):
+        return None
+    path = Path(url if _is_path(url) else unquote(url[len("file://") :]))
+    for git_dir in (path / ".git", path, Path(f"{path}.git")):
+        if (git_dir / "objects").is_dir():
+            return git_dir
+    return path
+
+
+def _gives_history_only(url: str) -> bool:
+    """Whether to ask for history without contents: of hosts, and of copies made like that."""
+    source = _local(url)
+    return source is None or any((source / "objects" / "pack").glob("*.promisor"))
+
+
+def without_credentials(url: str) -> str:
+    """The address as it may be shown."""
+    return re.sub(r"(?<=://)[^/@]*@", "", url)
+
+
+def printable(text: str) -> str:
+    """`text` from elsewhere as it may be shown: control and invisible characters become `?`."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+# -- reading a mirror ----------------------------------------------------------------------------
+
+
+def tags(mirror: Path) -> dict[str, ObjectId]:
+    """The mirror's tags and the commits they name; tags of other things are left out."""
+    return _commits(mirror, TAGS)
+
+
+def branches(mirror: Path) -> dict[str, ObjectId]:
+    """Upstream's branches and their tips."""
+    return _commits(mirror, HEADS)
+
+
+def resolve(mirror: Path, revision: str) -> ObjectId | None:
+    """The commit that `revision` names in the mirror, or None; never asks the network.
+
+    In this order: a full id, a tag, an upstream branch, an abbreviated id.
+    Raises UsageError for an abbreviated id that several commits share.
+    """
+    if not revision.isprintable() or not revision or revision.startswith("-"):
+        return None
+    names = [TAGS + revision, HEADS + revision]
+    if re.fullmatch(r"[0-9a-f]{40}", revision):
+        names.insert(0, revision)
+    if found := next((id for id in _peel(mirror, names) if id), None):
+        return found
+    if not re.fullmatch(r"[0-9a-f]{4,39}", revision):
+        return None
+    # Of objects of all kinds whose ids begin so, the commits; git's own look-up of a short id does
+    # not tell none from several.
+    alike = Git(mirror).run("rev-parse", f"--disambiguate={revision}", env=_OFFLINE)
+    commits = {id for id in _peel(mirror, alike.decode("ascii").split()) if id}
+    if len(commits) > 1:
+        raise UsageError(
+            f"{mirror.stem}: the ids of {len(commits)} commits begin with {revision}.",
+            todo="Give more of the id's digits.",
+        )
+    return min(commits, default=None)
+
+
+def _commits(mirror: Path, under: str) -> dict[str, ObjectId]:
+    """The refs below `under`, without it, and the commits they name."""
+    listed = Git(mirror).run(
+        "for-each-ref",
+        "--format=%(objecttype) %(objectname) %(*objecttype) %(*objectname) %(refname)",
+        under,
+        env=_OFFLINE,
+    )
+    found: dict[str, ObjectId] = {}
+    nested = []
+    for line in os.fsdecode(listed).splitlines():
+        kind, id, inner_kind, inner_id, ref = line.split(" ", 4)
+        if kind == "commit":
+            found[ref[len(under) :]] = ObjectId(id)
+        elif inner_kind == "commit":
+            found[ref[len(under) :]] = ObjectId(inner_id)
+        elif inner_kind == "tag":  # a tag of a tag, which git before 2.45 peels once only
+            nested.append(ref)
+    for ref, peeled in zip(nested, _peel(mirror, nested), strict=True):
+        if peeled:
+            found[ref[len(under) :]] = peeled
+    return found
+
+
+def _peel(mirror: Path, names: Sequence[str]) -> list[ObjectId | None]:
+    """For each name the commit it names, if any."""
+    if not names:
+        return []
+    asked = "".join(f"{name}^{{commit}}\n" for name in names)
+    # git stops with an error where a blobless mirror lacks an object it was promised
+    answers = Git(mirror).run(
+        "cat-file", "--batch-check=%(objectname)", input=os.fsencode(asked), ok=(0, 128),
+        env=_OFFLINE,
+    ).decode("utf-8", "replace").splitlines()  # fmt: skip
+    answers += [" missing"] * (len(names) - len(answers))
+    return [None if " " in answer else ObjectId(answer) for answer in answers]
+
+
+# -- fetching ------------------------------------------------------------------------------------
+
+
+def create(mirror: Path) -> None:
+    """Make an empty mirror, under a name beside `mirror` until it is whole.
+
+    Raises EnvironmentFault where it cannot be written.
+    """
+    with _new(mirror):
+        pass
+
+
+def fetch(
+    mirror: Path,
+    url: str,
+    *,
+    progress: Progress | None = None,
+    accept_moved_tags: bool = False,
+) -> Fetched:
+    """Bring what the upstream at `url` has into `mirror`, which is made where there is none.
+
+    A relative path is taken from the current directory. accept_moved_tags: let tags move.
+    Raises UsageError for an address or a repository that cannot be used (none of the mirror's
+    commits in its history, SHA-256 objects, no branches), EnvironmentFault when git or the network
+    fails; the mirror's branches and tags are then as they were.
+    """
+    check_url(url)
+    if _is_path(url):
+        url = str(Path(url).expanduser().absolute())
+    try:
+        if mirror.exists():
+            return _fetch(mirror, mirror.stem, url, progress, accept_moved_tags)
+        with _new(mirror) as fresh:
+            return _fetch(fresh, mirror.stem, url, progress, accept_moved_tags)
+    except GitError as error:
+        failed = f"The mirror {mirror} cannot be read or written"
+        raise _fault(mirror.stem, failed, [error.stderr]) from error
+
+
+def complete(
+    mirror: Path, commits: Iterable[ObjectId], *, progress: Progress | None = None
+) -> dict[ObjectId, bytes]:
+    """Bring the file contents of `commits` that a blobless mirror lacks, all at once.
+
+    Returns what the upstream does not have either, being a partial copy itself: blob → a path.
+    Raises EnvironmentFault where the mirror lacks a commit, or the upstream cannot be reached or
+    does not give the contents.
+    """
+    wanted = list(dict.fromkeys(commits))
+    for commit, found in zip(wanted, _peel(mirror, wanted), strict=True):
+        if not found:
+            raise EnvironmentFault(
+                f"{mirror.stem}: the mirror lacks commit {commit}.",
+                todo="Fetch it: forkman fetch. If it stays away, upstream no longer has it.",
+            )
+    missing = _missing(mirror, wanted)
+    if not missing:
+        return {}
+    url = _origin(mirror)
+    source = _local(url)
+    absent = set(missing) - _held(source, missing) if source else set()
+    asked = [id for id in missing if id not in absent]
+    at = ", ".join(commit[:9] for commit in wanted)
+    with _talking(mirror, mirror.stem, url, f"The files of {at} could not be fetched") as repo:
+        # As git does it for one object: nothing is negotiated, the contents are named.
+        repo.git.set_persistent_git_options(c="fetch.negotiationAlgorithm=noop")
+        for start in range(0, len(asked), 2000):  # ids in one command line
+            _run_fetch(
+                repo, url, asked[start : start + 2000], progress, filter="blob:none",
+                no_write_fetch_head=True,
+            )  # fmt: skip
+    return _paths(mirror, wanted, absent)
+
+
+def fetch_ref(mirror: Path, url: str, ref: str, into: str) -> ObjectId:
+    """Bring one ref of the repository at `url` into `mirror`, as its ref `into`, with all contents.
+
+    url: of upstream, or of a fork of it; the mirror's upstream stays what it is.
+    ref: a branch, or a commit's full id, which many hosts also give where no ref names it.
+    Raises UsageError for an address that cannot be used and where there is no such ref,
+    EnvironmentFault when git or the network fails; the mirror's refs are then as they were.
+    """
+    check_url(url)
+    if _is_path(url):
+        url = str(Path(url).expanduser().absolute())
+    shown = without_credentials(url)
+    try:
+        with _talking(mirror, mirror.stem, url, f"{ref} of {shown} could not be fetched") as repo:
+            _run_fetch(repo, url, [f"+{ref}:{into}"], None, remote=url, no_filter=True)
+    except EnvironmentFault as error:
+        if "couldn't find remote ref" not in error.what:
+            raise
+        raise UsageError(
+            f"{mirror.stem}: {shown} has no branch {ref}.",
+            todo="Correct queue.url and queue.ref in its manifest, or push the branch there.",
+        ) from error
+    if commit := Git(mirror).resolve(into):
+        return commit
+    raise UsageError(f"{mirror.stem}: {ref} of {shown} names no commit.")
+
+
+def _fetch(
+    mirror: Path, fork: str, url: str, progress: Progress | None, accept_moved_tags: bool
+) -> Fetched:
+    git = Git(mirror)
+    shown = without_credentials(url)
+    failed = f"{shown} could not be fetched"
+    with _talking(mirror, fork, url, failed) as repo:
+        there = _listed(
+            fork, url, str(repo.git.ls_remote("--", url, "refs/heads/*", "refs/tags/*"))
+        )
+    here = _refs(git, HEADS, TAGS, KEPT)
+    shallow = _shallow(git)
+    moved = _moved(tags(mirror), {ref: commit for ref, (_, commit) in there.items()})
+    new = {ref for ref, (id, _) in there.items() if here.get(ref) != id}
+    deleted = {ref for ref in here if ref.startswith(HEADS) and ref not in there}
+    with _pointed_at(git, url), _talking(mirror, fork, url, failed) as repo:
+        if not shallow and not deleted and new <= (set() if accept_moved_tags else set(moved)):
+            return Fetched(shown, moved_tags=tuple(moved.values()))
+        repo.git.set_persistent_git_options(c="core.logAllRefUpdates=false")
+        _run_fetch(
+            repo, url,
+            [f"+refs/heads/*:{_INCOMING}heads/*", f"+refs/tags/*:{_INCOMING}tags/*"],
+            progress, prune=True, no_filter=not _gives_history_only(url),
+            # Only a mirror that has no whole history yet takes one that is cut off.
+            unshallow=bool(shallow), update_shallow=bool(shallow) or not here,
+        )  # fmt: skip
+        return _move(git, fork, shown, there.keys(), here, accept_moved_tags)
+
+
+def _moved(old: dict[str, ObjectId], new: dict[str, ObjectId]) -> dict[str, Moved]:
+    """The tags (name → commit) that name another commit among the `new` refs, by ref."""
+    return {
+        TAGS + tag: Moved(tag, commit, new[TAGS + tag])
+        for tag, commit in old.items()
+        if new.get(TAGS + tag, commit) != commit
+    }
+
+
+def _move(
+    git: Git,
+    fork: str,
+    url: str,
+    there: Set[str],
+    here: dict[str, ObjectId],
+    accept_moved_tags: bool,
+) -> Fetched:
+    """Let branches and tags follow what is under `incoming`: all the refs that are `there`."""
+    staged = _refs(git, _INCOMING)
+    now = {
+        (TAGS if ref.startswith(_INCOMING + "tags/") else HEADS)
+        + ref.removeprefix(_INCOMING).partition("/")[2]: id
+        for ref, id in staged.items()
+    }
+    if lacking := sorted(ref.removeprefix(HEADS).removeprefix(TAGS) for ref in there - now.keys()):
+        raise EnvironmentFault(
+            f"{fork}: {url} did not give {len(lacking)} of its branches and tags, such as "
+            f"{printable(lacking[0])}. It may be shallow, so that what is new there does not join "
+            "the history here.",
+            kept="The mirror's branches and tags are as they were.",
+            todo="Fetch from a whole repository; from that one, try again.",
+        )
+    old_tips, new_tips = sorted(set(here.values())), sorted(set(staged.values()))
+    commits = _count(git, new_tips, without=old_tips)
+    strange = old_tips and commits and not set(old_tips) & set(new_tips)  # no ref is equal
+    if strange and commits == _count(git, new_tips):
+        move_refs(git, [(ref, None) for ref in staged])
+        raise UsageError(
+            f"{fork}: {url} is another project: it shares no commit with what was fetched before.",
+            kept="The mirror's branches and tags are as they were.",
+            todo=f"Correct the address; or, if the project has moved there with a new history, "
+            f"remove {git.directory} and fetch again.",
+        )
+
+    # What came is what counts: tags may have moved since they were listed.
+    came = _commits(git.directory, _INCOMING + "tags/")
+    moved = _moved(tags(git.directory), {TAGS + tag: commit for tag, commit in came.items()})
+    if not accept_moved_tags:
+        now |= {ref: here[ref] for ref in moved if ref in now}
+    changed = {ref: id for ref, id in now.items() if here.get(ref) != id}
+    gone = _gone(git, here, now)
+    # A pin may stand on a tip that nothing reaches any more.
+    leaving = {one.old for one in gone} | {moved[ref].old for ref in moved if ref in changed}
+    staying = {**{ref: id for ref, id in here.items() if not ref.startswith(HEADS)}, **now}
+    move_refs(git, [(KEPT + id, id) for id in _unreachable(git, leaving, staying.values())])
+
+    # git refuses to make a/b while there is a, even if the same transaction deletes a.
+    deleted = [ref for ref in here if ref.startswith(HEADS) and ref not in now]
+    in_the_way = [ref for ref in deleted if any(_nested(ref, new) for new in changed)]
+    move_refs(git, [(ref, None) for ref in in_the_way])
+    move_refs(
+        git,
+        [*changed.items(), *((ref, None) for ref in deleted if ref not in in_the_way),
+         *((ref, None) for ref in staged)],
+    )  # fmt: skip
+    git.run("pack-refs", "--all")
+    return Fetched(
+        url,
+        new_tags=tuple(
+            ref[len(TAGS) :] for ref in changed if ref.startswith(TAGS) and ref not in here
+        ),
+        branches=tuple(ref[len(HEADS) :] for ref in changed if ref.startswith(HEADS)),
+        commits=commits,
+        moved_tags=tuple(moved.values()),
+        gone=gone,
+        shallow=_shallow(git),
+    )
+
+
+def _gone(git: Git, here: dict[str, ObjectId], now: dict[str, ObjectId]) -> tuple[Gone, ...]:
+    """The branches whose new tip does not hold their old one."""
+    gone = []
+    for ref, old in here.items():
+        new = now.get(ref)
+        if not ref.startswith(HEADS) or new == old:
+            continue
+        if (
+            new is None
+            or git.call("merge-base", "--is-ancestor", old, new, ok=(0, 1), env=_OFFLINE).returncode
+        ):
+            gone.append(Gone(ref[len(HEADS) :], old, new))
+    return tuple(gone)
+
+
+def _nested(one: str, other: str) -> bool:
+    return one.startswith(other + "/") or other.startswith(one + "/")
+
+
+# -- git, on a mirror ----------------------------------------------------------------------------
+
+
+def _listed(fork: str, url: str, listing: str) -> dict[str, tuple[ObjectId, ObjectId]]:
+    """`git ls-remote`'s output: each ref's object and the commit it peels to."""
+    there: dict[str, tuple[ObjectId, ObjectId]] = {}
+    for line in listing.splitlines():
+        id, tab, ref = line.partition("\t")
+        if not tab:
+            continue  # a warning of git's
+        if len(id) != 40:
+            raise UsageError(
+                f"{fork}: {without_credentials(url)} keeps its objects under SHA-256 ids.",
+                todo="forkman works on SHA-1 repositories, as all public hosts keep them.",
+            )
+        if ref.endswith("^{}"):
+            outer = there[ref[:-3]][0]
+            there[ref[:-3]] = (outer, ObjectId(id))
+        elif ref.startswith(("refs/heads/", TAGS)):
+            mine = HEADS + ref[len("refs/heads/") :] if ref.startswith("refs/heads/") else ref
+            there[mine] = (ObjectId(id), ObjectId(id))
+    if not there:
+        raise UsageError(
+            f"{fork}: {without_credentials(url)} is empty: it has no branches and no tags.",
+            todo="Correct the address, or push something there first.",
+        )
+    return there
+
+
+def _refs(git: Git, *under: str) -> dict[str, ObjectId]:
+    listed = git.run("for-each-ref", "--format=%(objectname) %(refname)", *under)
+    return {
+        ref: ObjectId(id)
+        for id, _, ref in (line.partition(" ") for line in os.fsdecode(listed).splitlines())
+    }
+
+
+def move_refs(git: Git, moves: Sequence[tuple[str, ObjectId | None]]) -> None:
+    """Move all these refs or none; None deletes."""
+    if moves:
+        text = "".join(
+            f"update {ref}\0{id}\0\0" if id else f"delete {ref}\0\0" for ref, id in moves
+        )
+        git.run(
+            "-c", "core.logAllRefUpdates=false", "update-ref", "--stdin", "-z",
+            input=os.fsencode(text),
+        )  # fmt: skip
+
+
+def _count(git: Git, tips: Sequence[ObjectId], without: Sequence[ObjectId] = ()) -> int:
+    """How many commits the `tips` reach that those of `without` do not."""
+    asked = "\n".join([*tips, *(f"^{id}" for id in without)]) + "\n"
+    return int(git.run("rev-list", "--count", "--stdin", input=asked.encode(), env=_OFFLINE))
+
+
+def _unreachable(git: Git, tips: set[ObjectId], staying: Iterable[ObjectId]) -> list[ObjectId]:
+    """Those of `tips` that nothing in `staying` reaches."""
+    if not tips:
+        return []
+    asked = "\n".join([*tips, *(f"^{id}" for id in staying)]) + "\n"
+    found = git.run("rev-list", "--stdin", input=asked.encode(), env=_OFFLINE)
+    return sorted(tips & set(map(ObjectId, found.decode("ascii").split())))
+
+
+def _shallow(git: Git) -> tuple[ObjectId, ...]:
+    """The commits at which a shallow mirror's history ends."""
+    if git.text("rev-parse", "--is-shallow-repository") != "true":
+        return ()
+    return tuple(map(ObjectId, (git.directory / "shallow").read_text("ascii").split()))
+
+
+def _missing(mirror: Path, commits: Sequence[ObjectId]) -> list[ObjectId]:
+    """The objects in the trees of `commits` that the mirror lacks."""
+    listed = Git(mirror).run(
+        "rev-list", "--objects", "--no-walk", "--missing=print", "--stdin",
+        input="".join(f"{id}\n" for id in commits).encode(), env=_OFFLINE,
+    )  # fmt: skip
+    return [ObjectId(line[1:].decode("ascii")) for line in listed.splitlines() if line[:1] == b"?"]
+
+
+def _held(repository: Path, ids: Iterable[ObjectId]) -> set[ObjectId]:
+    """Those of `ids` that `repository` has."""
+    answers = Git(repository).run(
+        "cat-file", "--batch-check=%(objectname)", input="".join(f"{id}\n" for id in ids).encode(),
+        ok=(0, 128), env=_OFFLINE,
+    )  # fmt: skip
+    return {ObjectId(line) for line in answers.decode("ascii").splitlines() if " " not in line}
+
+
+def _paths(
+    mirror: Path, commits: Iterable[ObjectId], blobs: set[ObjectId]
+) -> dict[ObjectId, bytes]:
+    """Where in the trees of `commits` the `blobs` are; the first place of each."""
+    found: dict[ObjectId, bytes] = {}
+    for commit in commits if blobs else ():
+        for line in Git(mirror).run("ls-tree", "-r", "-z", commit, env=_OFFLINE).split(b"\0"):
+            entry, _, path = line.partition(b"\t")
+            id = ObjectId(entry[-40:].decode("ascii"))
+            if id in blobs:
+                found.setdefault(id, path)
+    return found
+
+
+def _origin(mirror: Path) -> str:
+    found = Git(mirror).run("config", "--local", "--get", "remote.origin.url", ok=(0, 1))
+    return os.fsdecode(found).rstrip("\n")
+
+
+@contextmanager
+def _new(mirror: Path) -> Iterator[Path]:
+    """A new mirror that takes its place at the end, unless something failed."""
+    beside = mirror.with_name(mirror.name + ".new")
+    try:
+        mirror.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
+        for name in ("objects", "refs/heads"):
+            (beside / name).mkdir(parents=True)
+        (beside / "HEAD").write_text("ref: refs/heads/main\n", "ascii")
+        (beside / "config").write_text(_CONFIG, "utf-8")
+        yield beside
+        beside.rename(mirror)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{mirror.stem}: the mirror {mirror} cannot be made: {error.strerror or error}."
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def _pointed_at(git: Git, url: str) -> Iterator[None]:
+    """The mirror's remote at `url`; where it was before, if what is done with it fails.
+
+    It stays there afterwards, for `complete`, and for git, which fetches what a mirror lacks.
+    """
+    before = _origin(git.directory)
+    if url != before:
+        git.run("config", "--local", "remote.origin.url", url)
+    if _gives_history_only(url):
+        git.run("config", "--local", "remote.origin.promisor", "true")
+        git.run("config", "--local", "remote.origin.partialCloneFilter", "blob:none")
+    try:
+        yield
+    except BaseException:
+        if before:
+            git.run("config", "--local", "remote.origin.url", before)
+        raise
+
+
+@contextmanager
+def _talking(mirror: Path, fork: str, url: str, failed: str) -> "Iterator[gitpython.Repo]":
+    """The mirror in GitPython, which talks to upstreams; its errors become ours."""
+    import git as gitpython
+
+    try:
+        repo = gitpython.Repo(mirror)
+    except gitpython.exc.InvalidGitRepositoryError as error:
+        raise EnvironmentFault(
+            f"{fork}: the mirror {mirror} is no git repository.", todo="Remove it, and fetch again."
+        ) from error
+    repo.git.update_environment(
+        GIT_DIR=str(mirror),
+        GIT_COMMON_DIR=str(mirror),
+        GIT_OBJECT_DIRECTORY=str(mirror / "objects"),
+        **dict.fromkeys(_ELSEWHERE, ""),
+        GIT_TERMINAL_PROMPT="0",
+    )
+    try:
+        yield repo
+    except gitpython.exc.UnsafeProtocolError as error:
+        raise UsageError(f"{fork}: {printable(str(error))}") from error
+    except gitpython.exc.CommandError as error:
+        # git's own words, out of GitPython's frame around them
+        said = error.stderr.strip().removeprefix("stderr: '").removesuffix("'")
+        said = said.replace(url, without_credentials(url))
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        raise _fault(fork, failed, lines) from error
+    finally:
+        repo.close()
+
+
+def _fault(fork: str, failed: str, lines: Sequence[str]) -> EnvironmentFault:
+    words = printable(" / ".join(lines[-4:]))
+    return EnvironmentFault(
+        f"{fork}: {failed}: {words or 'git said nothing'}",
+        kept="The mirror's branches and tags are as they were.",
+        todo="Look at the network, the address and the space on the disk, then try again.",
+    )
+
+
+def _run_fetch(
+    repo: "gitpython.Repo",
+    url: str,
+    refspecs: Sequence[str],
+    progress: Progress | None,
+    remote: str = "origin",
+    **options: Any,
+) -> None:
+    """`git fetch` from the mirror's remote, through GitPython for its checks and its progress.
+
+    remote: another repository's address instead, which is then `url` too.
+    """
+    import git as gitpython
+
+    class Report(gitpython.RemoteProgress):
+        def update(
+            self, op_code: int, cur_count: str | float, max_count: str | float | None = None,
+            message: str = "",
+        ) -> None:  # fmt: skip
+            if progress:
+                stage = _STAGES.get(op_code & self.OP_MASK, "working")
+                progress(stage, int(cur_count or 0), int(max_count or 0))
+
+    report = Report()
+    git_dir = Path(repo.git_dir)
+    (git_dir / "FETCH_HEAD").touch()  # GitPython reads it afterwards, written or not
+    options |= {"no_tags": True, "recurse_submodules": "no", "quiet": True}
+    if _local(url):
+        # Hosts decide what they give; with a repository of one's own there is nothing to decide.
+        options["upload_pack"] = "git -c uploadpack.allowFilter=true upload-pack"
+        options["allow_unsafe_options"] = True  # for the line above
+    try:
+        gitpython.Remote(repo, remote).fetch(list(refspecs), progress=report, **options)
+    except gitpython.exc.CommandError as error:
+        # What the server said comes as ordinary lines, and says more than git's own last word.
+        said = [line for line in report.other_lines if line.startswith("remote:")]
+        error.stderr = "\n".join([*said, *(report.error_lines or [error.stderr])])
+        raise
+
+
+_STAGES = {
+    4: "counting objects",
+    8: "compressing objects",
+    32: "receiving objects",
+    64: "resolving deltas",
+    128: "finding sources",
+}
