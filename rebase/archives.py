@@ -42,6 +42,7 @@ from rebase import upstream
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, GitError, ObjectId
 from rebase.objects import EXECUTABLE, FILE, SYMLINK, Entry, Objects
+from rebase.words import visible
 
 if TYPE_CHECKING:
     import pypi_simple
@@ -103,6 +104,7 @@ def update(
     *,
     index: str | None = None,
     versions: Collection[str] | None = None,
+    since: str = "0",
     cache: Path,
     progress: upstream.Progress | None = None,
 ) -> Updated:
@@ -110,7 +112,8 @@ def update(
 
     tag: how upstream names a release's tag, with `{version}` in it: `core_v{version}`.
     prefix: the folder of upstream's tree that the archives hold (`python` for SGLang).
-    versions: the releases to take; by default those that are neither pre-release nor yanked.
+    versions: the releases to take; by default those from `since` on that are neither pre-release
+    nor yanked.
     cache: the folder that keeps archives, by hash.
 
     All tags come in one step at the end. Raises UsageError for parameters, unknown versions and
@@ -121,7 +124,7 @@ def update(
     _check_tag(tag)
     with _client(package, index) as client:
         releases = _available(client, package)
-        chosen, skipped = _choose(package, releases, versions)
+        chosen, skipped = _choose(package, releases, versions, since)
         if not mirror.exists():
             upstream.create(mirror)
         try:
@@ -205,7 +208,7 @@ def _asking(client: "pypi_simple.PyPISimple", package: str) -> Iterator[None]:
     except pypi_simple.NoSuchProjectError as error:
         raise UsageError(f"The index {shown} has no package {package}.", kept=kept) from error
     except requests.RequestException as error:
-        reason = upstream.printable(str(error)).replace(client.endpoint, shown)
+        reason = visible(str(error)).replace(client.endpoint, shown)
         raise EnvironmentFault(
             f"{package}: the index {shown} failed: {reason}",
             kept=kept,
@@ -220,7 +223,7 @@ def _asking(client: "pypi_simple.PyPISimple", package: str) -> Iterator[None]:
     except (ValueError, pypi_simple.UnsupportedRepoVersionError) as error:
         raise EnvironmentFault(
             f"{package}: {shown} does not answer like a package index: "
-            f"{upstream.printable(str(error))}",
+            f"{visible(str(error))}",
             kept=kept,
             todo="Give the address of a simple index, such as https://pypi.org/simple/.",
         ) from error
@@ -264,13 +267,17 @@ def _version(text: str | None) -> "Version | None":
 
 
 def _choose(
-    package: str, releases: list[Release], versions: Collection[str] | None
+    package: str, releases: list[Release], versions: Collection[str] | None, since: str
 ) -> tuple[list[Release], list[str]]:
     """The releases to take, oldest first, and what is left out and why."""
     if versions is None:
         from packaging.version import Version
 
-        final = [one for one in releases if not Version(one.version).is_prerelease]
+        final = [
+            one
+            for one in releases
+            if not Version(one.version).is_prerelease and Version(one.version) >= Version(since)
+        ]
         yanked = [f"{package} {one.version} was yanked." for one in final if one.yanked]
         return [one for one in final if not one.yanked], yanked
     known = {_version(one.version): one for one in releases}
@@ -417,7 +424,7 @@ def _import(
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError,
             NotImplementedError) as error:  # fmt: skip
         raise UsageError(
-            f"{release.filename} cannot be read: {upstream.printable(str(error))}.",
+            f"{release.filename} cannot be read: {visible(str(error))}.",
             kept="The mirror's tags are as they were.",
             todo=f"The index publishes it so; leave version {release.version} out.",
         ) from error
@@ -585,7 +592,7 @@ def _generated(parts: list[str], content: bytes) -> bool:
 
 
 def _shown(name: str) -> str:
-    return upstream.printable(name) or "a member without a name"
+    return visible(name) or "a member without a name"
 
 
 # -- tags ----------------------------------------------------------------------------------------
@@ -612,7 +619,7 @@ def _check_tag(tag: str) -> None:
         or Git(Path.cwd()).call("check-ref-format", ref, ok=(0, 1)).returncode
     ):
         raise UsageError(
-            f"{upstream.printable(tag)!r} does not say how releases are tagged.",
+            f"{visible(tag)!r} does not say how releases are tagged.",
             todo="Give a tag's name with {version} in it, such as v{version}.",
         )
 

@@ -1,26 +1,26 @@
 """What upstream did between two of its commits: who touched a path, or some lines of it."""
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
 from rebase.git import Git, GitError, ObjectId
+from rebase.objects import Entry
 from rebase.outcome import UpstreamCommit
 
-_FORMAT = "%x01%H%x00%s%x00%an%x00%as%x00"
+_FORMAT = "tformat:%H%x00%s%x00%an%x00%as"  # a commit is four fields; -z ends each with a NUL
 # GitHub's `(#12)` and `Merge pull request #12`, GitLab's `project!12`
 _PULL_REQUEST = re.compile(r"\(#(\d+)\)|Merge pull request #(\d+)|!(\d+)\b")
-_ABSENT = "0" * 40
 
 
 @dataclass(frozen=True)
 class Touch:
-    """What an upstream commit did to a path: its blob before and after, None where it had none."""
+    """What an upstream commit did to a path: its entry before and after, None where it had none."""
 
     commit: UpstreamCommit
-    old: ObjectId | None
-    new: ObjectId | None
+    old: Entry | None
+    new: Entry | None
 
 
 class History:
@@ -46,38 +46,50 @@ class History:
             "--no-renames", "--stdin",
             input=b"\n".join((self.new.encode(), b"^" + self.old.encode(), b"--", *wanted, b"")),
         )  # fmt: skip
-        for record in output.split(b"\x01")[1:]:
-            id, subject, author, date, *raw = record.split(b"\0")
-            commit = _commit(id, subject, author, date)
-            for info, path in pairwise(raw):
-                if info.lstrip(b"\n").startswith(b":") and path in self._touches:
-                    _, _, old, new, _ = info.lstrip(b"\n").decode("ascii").split(" ")
-                    self._touches[path].append(
-                        Touch(
-                            commit,
-                            None if old == _ABSENT else ObjectId(old),
-                            None if new == _ABSENT else ObjectId(new),
-                        )
-                    )
+        fields = iter(output.split(b"\0"))
+        commit: UpstreamCommit | None = None
+        for field in fields:
+            # after a commit's own fields: for each path what happened, then the path
+            if field.lstrip(b"\n").startswith(b":"):
+                old_mode, new_mode, old, new, _ = field.lstrip(b"\n:").decode("ascii").split(" ")
+                path = next(fields)
+                if commit and path in self._touches:
+                    touch = Touch(commit, _entry(old_mode, old), _entry(new_mode, new))
+                    self._touches[path].append(touch)
+            elif field:
+                commit = _commit(field, next(fields), next(fields), next(fields))
 
     def touching(self, path: bytes) -> list[Touch]:
         """What the upstream commits did to `path`, newest first."""
         self.load([path])
         return self._touches[path]
 
-    def of_lines(self, path: bytes, first: int, last: int) -> tuple[UpstreamCommit, ...]:
-        """The commits that touched these lines (of the file at `new`, from 1), newest first."""
-        if self.old == self.new:
+    def of_lines(
+        self, path: bytes, ranges: Collection[tuple[int, int]]
+    ) -> tuple[UpstreamCommit, ...]:
+        """The commits that touched these lines of `path`, newest first.
+
+        ranges: first and last lines of the file at `new`, from 1. Where it has no such lines, the
+        answer is empty.
+        """
+        if self.old == self.new or not ranges:
             return ()
         try:
             output = self.git.run(
                 "log", "-z", f"--format={_FORMAT}", "--no-patch",
-                f"-L{first},{last}:{path.decode('utf-8', 'surrogateescape')}",
+                *(f"-L{first},{last}:{os.fsdecode(path)}" for first, last in ranges),
                 self.new, f"^{self.old}",
             )  # fmt: skip
-        except GitError:  # the lines are not in the file as upstream has it
-            return tuple(touch.commit for touch in self.touching(path))
-        return tuple(_commit(*record.split(b"\0")[:4]) for record in output.split(b"\x01")[1:])
+        except GitError:
+            return ()
+        fields = iter(output.split(b"\0"))
+        return tuple(
+            _commit(id, next(fields), next(fields), next(fields)) for id in fields if id.strip()
+        )
+
+
+def _entry(mode: str, id: str) -> Entry | None:
+    return Entry(int(mode, 8), ObjectId(id)) if int(mode, 8) else None
 
 
 def _commit(id: bytes, subject: bytes, author: bytes, date: bytes) -> UpstreamCommit:

@@ -1,7 +1,8 @@
 """The object database of a mirror: read objects, edit trees, merge, write one pack.
 
 A replay makes a few thousand small objects. They are kept in memory and written as one pack at the
-end (`flush`), because a process or a file for each would cost more than all the work.
+end (`flush`), because a process or a file for each would cost more than all the work. The few that
+a merge needs on the way are written as files, because git would take longer to start.
 
 Merging is git's own (merge-ort), asked through `git merge-tree` on synthetic commits: git 2.39, the
 oldest supported, has no `--merge-base`, so the base is made the parent of both sides.
@@ -11,7 +12,7 @@ import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import pygit2
 
 from rebase.errors import EnvironmentFault
-from rebase.git import Git, ObjectId
+from rebase.git import EMPTY_TREE, Git, GitError, ObjectId
 
 # Reading objects needs no configuration, and the user's must not matter.
 for _level in (
@@ -44,6 +45,8 @@ class Entry(NamedTuple):
 
 
 Edits = Mapping[bytes, Entry | None]  # path → its new entry, None where it goes
+Changes = dict[bytes, tuple[Entry | None, Entry | None]]  # path → its old entry and its new one
+FileMerge = tuple[ObjectId, ObjectId, ObjectId]  # blobs: base, ours, theirs
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Merge:
     clean: whether git resolved everything.
     stages: for each conflicted path its entries in base (1), ours (2) and theirs (3).
     notes: git's own words on each conflict: (paths, kind, message); kinds are stable over versions.
+    Messages call ours `upstream` and theirs `our change`, as a replay merges them so.
     """
 
     tree: ObjectId
@@ -62,8 +66,11 @@ class Merge:
     notes: tuple[tuple[tuple[bytes, ...], str, str], ...]
 
 
-_TREE_ENTRY = re.compile(rb"([0-7]+) ([^\0]+)\0(.{20})", re.DOTALL)
+# A tree is a row of `mode name\0id`: each name with its whole raw entry, which dict() takes as is.
+_TREE_ENTRY = re.compile(rb"(?=[0-7]+ ([^\0]+))([^\0]+\0.{20})", re.DOTALL)
+_PARENT = re.compile(rb"^parent ([0-9a-f]{40})$", re.M)
 _KIND = {"commit": 1, "tree": 2, "blob": 3}
+_LOOSE = 20  # objects that are written as files in the time in which `git index-pack` starts
 _SYNTHETIC = b"author forkman <> 0 +0000\ncommitter forkman <> 0 +0000\n\n"
 
 
@@ -80,7 +87,8 @@ class Objects:
             raise EnvironmentFault(f"{git_dir} cannot be opened as a repository: {error}") from None
         self._odb = self.repository.odb
         self._pending: dict[ObjectId, tuple[str, bytes]] = {}
-        self._entries: dict[ObjectId, dict[bytes, Entry]] = {}
+        self._raw_entries: dict[ObjectId, dict[bytes, bytes]] = {}
+        self._file_merges: dict[FileMerge, ObjectId | None] = {}
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -112,39 +120,39 @@ class Objects:
         return id
 
     def flush(self) -> None:
-        """Write what is pending as one pack (gitformat-pack(5)), which git checks and indexes."""
-        if not self._pending:
-            return
-        parts = [struct.pack(">4sII", b"PACK", 2, len(self._pending))]
-        for kind, content in self._pending.values():
-            parts += (_pack_header(_KIND[kind], len(content)), zlib.compress(content, 1))
-        pack = b"".join(parts)
-        self.git.run("index-pack", "--stdin", input=pack + hashlib.sha1(pack).digest())
+        """Write what is pending: a few objects as files, more as one pack, which git indexes.
+
+        Raises EnvironmentFault where it cannot be written (a full disk).
+        """
+        try:
+            if len(self._pending) <= _LOOSE:
+                for kind, content in self._pending.values():
+                    self._odb.write(_KIND[kind], content)
+            else:
+                pack = _pack(self._pending.values())
+                self.git.run("index-pack", "--stdin", "--threads=1", input=pack)
+        except (pygit2.GitError, OSError, GitError) as error:
+            raise EnvironmentFault(
+                f"The repository {self.git.directory} cannot be written: {error}"
+            ) from None
         self._pending.clear()
 
     # -- trees -----------------------------------------------------------------------------------
 
     def entries(self, tree: ObjectId) -> dict[bytes, Entry]:
         """A tree's own entries, by name, in git's order."""
-        known = self._entries.get(tree)
-        if known is None:
-            known = self._entries[tree] = {
-                name: Entry(int(mode, 8), ObjectId(id.hex()))
-                for mode, name, id in _TREE_ENTRY.findall(self.read(tree))
-            }
-        return known
+        return {name: _entry(raw) for name, raw in self._raw(tree).items()}
 
     def find(self, tree: ObjectId, path: bytes) -> Entry | None:
         """The entry at `path`, or None."""
-        entry = Entry(TREE, tree)
-        for name in path.split(b"/"):
-            if entry.mode != TREE:
+        above, slash, name = path.rpartition(b"/")
+        if slash:
+            parent = self.find(tree, above)
+            if parent is None or parent.mode != TREE:
                 return None
-            found = self.entries(entry.id).get(name)
-            if found is None:
-                return None
-            entry = found
-        return entry
+            tree = parent.id
+        raw = self._raw(tree).get(name)
+        return _entry(raw) if raw else None
 
     def walk(self, tree: ObjectId, under: bytes = b"") -> Iterable[tuple[bytes, Entry]]:
         """Every path below `tree` that is not a tree itself."""
@@ -154,19 +162,17 @@ class Objects:
             else:
                 yield under + name, entry
 
-    def changed(
-        self, old: ObjectId | None, new: ObjectId | None, under: bytes = b""
-    ) -> dict[bytes, tuple[Entry | None, Entry | None]]:
+    def changed(self, old: ObjectId | None, new: ObjectId | None, under: bytes = b"") -> Changes:
         """The paths that differ between two trees, with their old and new entry; no renames."""
         if old == new:
             return {}
-        before = self.entries(old) if old else {}
-        after = self.entries(new) if new else {}
-        found: dict[bytes, tuple[Entry | None, Entry | None]] = {}
-        for name in before.keys() | after.keys():
-            was, now = before.get(name), after.get(name)
-            if was == now:
-                continue
+        before = self._raw(old) if old else {}
+        after = self._raw(new) if new else {}
+        found: Changes = {}
+        for name in sorted({name for name, _ in before.items() ^ after.items()}):
+            was, now = (
+                _entry(raw) if (raw := side.get(name)) else None for side in (before, after)
+            )
             was_tree = was.id if was and was.mode == TREE else None
             now_tree = now.id if now and now.mode == TREE else None
             if was_tree or now_tree:
@@ -176,9 +182,18 @@ class Objects:
                 found[under + name] = (was, now)
         return found
 
+    def renames(self, old: ObjectId, new: ObjectId) -> dict[bytes, bytes]:
+        """The files git takes as renamed between two trees: new path → old path."""
+        self.flush()
+        output = self.git.run(
+            "diff-tree", "-r", "-z", "--find-renames", "--diff-filter=R", "--name-status", old, new
+        )
+        fields = output.split(b"\0")
+        return dict(zip(fields[2::3], fields[1::3], strict=False))
+
     def splice(self, tree: ObjectId, edits: Edits) -> ObjectId:
         """`tree` with `edits` made; directories that become empty go, as git has none."""
-        entries = dict(self.entries(tree))
+        entries = dict(self._raw(tree))
         below: dict[bytes, dict[bytes, Entry | None]] = {}
         for path, entry in edits.items():
             name, slash, rest = path.partition(b"/")
@@ -187,33 +202,37 @@ class Objects:
             elif entry is None:
                 entries.pop(name, None)
             else:
-                entries[name] = entry
+                entries[name] = _raw_entry(name, entry)
         for name, inner in below.items():
-            was = entries.get(name)
+            was = _entry(entries[name]) if name in entries else None
             is_tree = was is not None and was.mode == TREE
             if not is_tree and not any(inner.values()):
                 continue  # deleting below what is no directory here
-            id = self.splice(was.id if was and is_tree else self.tree({}), inner)
-            if self.entries(id):
-                entries[name] = Entry(TREE, id)
-            else:
+            id = self.splice(was.id if was and is_tree else EMPTY_TREE, inner)
+            if id == EMPTY_TREE:
                 entries.pop(name, None)
-        return self.tree(entries)
+            else:
+                entries[name] = _raw_entry(name, Entry(TREE, id))
+        return self._write_tree(entries)
 
     def tree(self, entries: Mapping[bytes, Entry]) -> ObjectId:
         """The tree with exactly these entries."""
+        return self._write_tree({name: _raw_entry(name, entry) for name, entry in entries.items()})
+
+    def _raw(self, tree: ObjectId) -> dict[bytes, bytes]:
+        """A tree's own entries as it holds them, by name."""
+        known = self._raw_entries.get(tree)
+        if known is None:
+            content = b"" if tree == EMPTY_TREE else self.read(tree)
+            known = self._raw_entries[tree] = dict(_TREE_ENTRY.findall(content))
+        return known
+
+    def _write_tree(self, entries: dict[bytes, bytes]) -> ObjectId:
         # git sorts a directory as if its name ended in a slash
-        ordered = sorted(
-            entries.items(), key=lambda item: item[0] + b"/" if item[1].mode == TREE else item[0]
-        )
-        id = self.write(
-            "tree",
-            b"".join(
-                b"%o %s\0%s" % (entry.mode, name, bytes.fromhex(entry.id))
-                for name, entry in ordered
-            ),
-        )
-        self._entries.setdefault(id, dict(ordered))
+        names = sorted(entries, key=lambda n: n + b"/" if entries[n].startswith(b"40000 ") else n)
+        entries = {name: entries[name] for name in names}
+        id = self.write("tree", b"".join(entries.values()))
+        self._raw_entries.setdefault(id, entries)
         return id
 
     # -- commits ---------------------------------------------------------------------------------
@@ -221,6 +240,11 @@ class Objects:
     def tree_of(self, commit: ObjectId) -> ObjectId:
         """The tree of a commit."""
         return ObjectId(self.read(commit)[5:45].decode("ascii"))
+
+    def parents_of(self, commit: ObjectId) -> list[ObjectId]:
+        """The parents of a commit, in order."""
+        head = self.read(commit).partition(b"\n\n")[0]
+        return [ObjectId(id.decode("ascii")) for id in _PARENT.findall(head)]
 
     def commit(
         self, tree: ObjectId, parents: Sequence[ObjectId], author: bytes, message: bytes
@@ -264,30 +288,48 @@ class Objects:
             "merge-tree", "--write-tree", "-z", "--messages", *sides,
             ok=(0, 1),
         )  # fmt: skip
-        return _parse_merge(done.stdout, done.returncode)
+        return _parse_merge(done.stdout, done.returncode, sides)
 
-    def merge_files(
-        self, merges: Sequence[tuple[ObjectId, ObjectId, ObjectId]]
-    ) -> list[ObjectId | None]:
-        """Merge many files at once: (base, ours, theirs) blobs → the merged blob, None on conflict.
+    def merge_files(self, merges: Sequence[FileMerge]) -> list[ObjectId | None]:
+        """Merge many files at once: the merged blob of each, None on conflict.
 
         All of them are one merge of three flat trees, so git starts once. Every name is in all
         three trees, which leaves nothing for rename detection to find: each file is merged alone,
         exactly as in the whole tree.
         """
-        if not merges:
-            return []
-        sides: list[dict[bytes, Entry]] = [{}, {}, {}]
-        for number, blobs in enumerate(merges):
-            for side, blob in zip(sides, blobs, strict=True):
-                side[b"%08d" % number] = Entry(FILE, blob)
-        base, ours, theirs = (self.tree(side) for side in sides)
-        merged = self.merge(base, ours, theirs)
-        result = self.entries(merged.tree)
-        return [
-            None if (name := b"%08d" % number) in merged.stages else result[name].id
-            for number in range(len(merges))
-        ]
+        if new := [merge for merge in dict.fromkeys(merges) if merge not in self._file_merges]:
+            names = {b"%08d" % number: merge for number, merge in enumerate(new)}
+            merged = self.merge(
+                *(
+                    self.tree({name: Entry(FILE, blobs[side]) for name, blobs in names.items()})
+                    for side in range(3)
+                )
+            )
+            result = self.entries(merged.tree)
+            self._file_merges |= {
+                merge: None if name in merged.stages else result[name].id
+                for name, merge in names.items()
+            }
+        return [self._file_merges[merge] for merge in merges]
+
+
+def _entry(raw: bytes) -> Entry:
+    return Entry(int(raw[: raw.index(b" ")], 8), ObjectId(raw[-20:].hex()))
+
+
+def _raw_entry(name: bytes, entry: Entry) -> bytes:
+    return b"%o %s\0%s" % (entry.mode, name, bytes.fromhex(entry.id))
+
+
+def _pack(objects: Collection[tuple[str, bytes]]) -> bytes:
+    """A pack (gitformat-pack(5)) of whole objects, each a kind and its content."""
+    parts = [struct.pack(">4sII", b"PACK", 2, len(objects))]
+    for kind, content in objects:
+        # Trees are ids for the most part: to deflate them takes long and saves little.
+        level = 1 if kind == "blob" else 0
+        parts += (_pack_header(_KIND[kind], len(content)), zlib.compress(content, level))
+    pack = b"".join(parts)
+    return pack + hashlib.sha1(pack).digest()
 
 
 def _pack_header(kind: int, size: int) -> bytes:
@@ -301,8 +343,9 @@ def _pack_header(kind: int, size: int) -> bytes:
     return bytes(header)
 
 
-def _parse_merge(output: bytes, status: int) -> Merge:
+def _parse_merge(output: bytes, status: int, sides: Sequence[ObjectId]) -> Merge:
     """Read the output of `git merge-tree -z --messages` (its manual page has the format)."""
+    ours, theirs = sides
     fields = output.split(b"\0")
     tree = ObjectId(fields[0].decode("ascii"))
     stages: dict[bytes, dict[int, Entry]] = {}
@@ -319,6 +362,7 @@ def _parse_merge(output: bytes, status: int) -> Merge:
         paths = tuple(fields[at + 1 : at + 1 + count])
         kind = fields[at + 1 + count].decode("utf-8", "replace")
         message = fields[at + 2 + count].decode("utf-8", "replace").strip()
+        message = message.replace(ours, "upstream").replace(theirs, "our change")
         if kind.startswith("CONFLICT"):
             notes.append((paths, kind, message))
         at += 3 + count

@@ -23,8 +23,9 @@ configuration count, as do variables such as GIT_SSH_COMMAND.
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from urllib.parse import unquote
 
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, GitError, ObjectId
+from rebase.words import visible
 
 if TYPE_CHECKING:
     import git as gitpython
@@ -172,11 +174,6 @@ def without_credentials(url: str) -> str:
     return re.sub(r"(?<=://)[^/@]*@", "", url)
 
 
-def printable(text: str) -> str:
-    """`text` from elsewhere as it may be shown: control and invisible characters become `?`."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 # -- reading a mirror ----------------------------------------------------------------------------
 
 
@@ -292,6 +289,19 @@ def fetch(
     except GitError as error:
         failed = f"The mirror {mirror} cannot be read or written"
         raise _fault(mirror.stem, failed, [error.stderr]) from error
+
+
+def unlock(mirror: Path) -> None:
+    """Remove the lock files of a git that was killed in `mirror`: nobody else would.
+
+    For a run that holds the project's lock. A git younger than a minute may have outlived the run
+    that started it; its locks stay.
+    """
+    locks = [*mirror.glob("*.lock"), *(mirror / "refs").rglob("*.lock")]
+    for lock in [*locks, *mirror.glob("worktrees/*/*.lock")]:
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > 60:
+                lock.unlink()
 
 
 def complete(
@@ -412,7 +422,7 @@ def _move(
     if lacking := sorted(ref.removeprefix(HEADS).removeprefix(TAGS) for ref in there - now.keys()):
         raise EnvironmentFault(
             f"{fork}: {url} did not give {len(lacking)} of its branches and tags, such as "
-            f"{printable(lacking[0])}. It may be shallow, so that what is new there does not join "
+            f"{visible(lacking[0])}. It may be shallow, so that what is new there does not join "
             "the history here.",
             kept="The mirror's branches and tags are as they were.",
             todo="Fetch from a whole repository; from that one, try again.",
@@ -653,7 +663,7 @@ def _talking(mirror: Path, fork: str, url: str, failed: str) -> "Iterator[gitpyt
     try:
         yield repo
     except gitpython.exc.UnsafeProtocolError as error:
-        raise UsageError(f"{fork}: {printable(str(error))}") from error
+        raise UsageError(f"{fork}: {visible(str(error))}") from error
     except gitpython.exc.CommandError as error:
         # git's own words, out of GitPython's frame around them
         said = error.stderr.strip().removeprefix("stderr: '").removesuffix("'")
@@ -665,7 +675,7 @@ def _talking(mirror: Path, fork: str, url: str, failed: str) -> "Iterator[gitpyt
 
 
 def _fault(fork: str, failed: str, lines: Sequence[str]) -> EnvironmentFault:
-    words = printable(" / ".join(lines[-4:]))
+    words = visible(" / ".join(lines[-4:]))
     return EnvironmentFault(
         f"{fork}: {failed}: {words or 'git said nothing'}",
         kept="The mirror's branches and tags are as they were.",
