@@ -7,6 +7,7 @@ What lands in the queue is the difference it made there.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rebase.git import Git, GitError, ObjectId
 from rebase.mail import Mail
 from rebase.manifest import QueueFolder
 from rebase.objects import Objects
+from rebase.queue import Queue
 from rebase.resolve import refuse_open
 from rebase.sync import prepare
 from rebase.workspace import Target, Workspace
@@ -48,11 +50,11 @@ def adopt(
         )
     with ws.lock():
         refuse_open(ws, [fork])
-        stand = ws.stand(fork, "git" if ws.mirror(fork, "git").is_dir() else "archives")
+        stand = ws.stand(fork, ws.source(fork))
         made = prepare(ws, Target(fork, stand, stand, "stays"))
         objects = made.objects
         tree = objects.tree_of(branch.chain(objects, made.new, made.steps))
-        assert made.queue
+        assert isinstance(made.queue, Queue)
         queue = made.queue
         adopted: list[Adopted] = []
         for path in patches:
@@ -60,7 +62,9 @@ def adopt(
                 after, exact = _apply(ws, fork, path, each, objects, tree)
                 if after == tree:
                     raise UsageError(
-                        f"{fork}: {path} ({each.subject}) changes nothing: the branch has it."
+                        f"{fork}: {path} ({each.subject}) changes nothing: the branch has it.",
+                        kept="Nothing was adopted.",
+                        todo="Leave it out.",
                     )
                 queue = queue.with_added(replace(each, diff=patch.diff(objects, tree, after)))
                 files = len(objects.changed(tree, after))
@@ -86,19 +90,29 @@ def _mails(path: Path, by_file: bool) -> Iterator[Mail]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
     try:
-        found = mail.read_all(raw)
-    except mail.NotMail:
-        found = [Mail(_ident(), path.stem.encode("utf-8", "replace") + b"\n", raw)]
-    except mail.BadMail as error:
-        raise UsageError(f"{path}: {error}") from None
-    for each in found:
-        parts = patch.split_files(each.diff) if by_file else []
-        if len(parts) < 2:
+        try:
+            found = mail.read_all(raw)
+        except mail.NotMail:
+            diff = b"".join(file.text for file in patch.parse(raw))  # without text around it
+            found = [Mail(_ident(), _encoded(path.stem) + b"\n", diff)]
+        # A series' cover letter says what the others do, and does nothing.
+        found = [each for each in found if each.diff]
+        if not found:
+            raise UsageError("there is no diff in it.")
+        split = [patch.split_files(each.diff) for each in found]
+    except (mail.BadMail, UsageError) as error:
+        todo = error.todo if isinstance(error, UsageError) else ""
+        raise UsageError(f"{path}: {error}", kept="Nothing was adopted.", todo=todo) from None
+    for each, parts in zip(found, split, strict=True):
+        if not by_file or len(parts) < 2:
             yield each
             continue
         for name, diff in parts:
-            message = name + b"\n\nFrom " + path.name.encode("utf-8", "replace") + b".\n"
-            yield Mail(each.author, message, diff)
+            yield Mail(each.author, name + b"\n\nFrom " + _encoded(path.name) + b".\n", diff)
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "replace")
 
 
 def _ident() -> bytes:
@@ -123,6 +137,9 @@ def _apply(
     try:
         return patch.apply(objects, tree, each.diff, three_way=True), False
     except patch.Rejected:
+        with suppress(patch.Rejected):
+            patch.apply(objects, tree, each.diff, reverse=True)
+            return tree, False  # it is there already, as its opposite applies
         raise NeedsPerson(
             f"{fork}: {path} ({each.subject}) does not apply on its branch at"
             f" {ws.manifest(fork).pin}:\n{refused}",

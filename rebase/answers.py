@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rebase.report import visible
+from rebase.words import visible
 
 if TYPE_CHECKING:  # `forkman status` must not wait for what the other commands need
     from rebase.adopt import Adopted
@@ -89,7 +89,7 @@ def verified(rows: "Sequence[Verification]", console: Console) -> None:
         for finding in row.findings:
             console.print(_text(f"  {finding}"))
     if not rows:
-        console.print("Nothing is exported yet: forkman export")
+        console.print("The index names no fork.")
 
 
 def applied(row: "Applied", console: Console) -> None:
@@ -114,7 +114,7 @@ def diff(text: str, console: Console) -> None:
 
 
 def opened(state: "Open", console: Console) -> None:
-    if state.conflict:
+    if state.run:
         console.print(
             _text(
                 f"{state.fork}: change {len(state.outcomes) + 1} onto {state.target.new.pin} is in"

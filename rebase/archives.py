@@ -38,7 +38,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rebase import upstream
+from rebase import address, refs, upstream
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, GitError, ObjectId
 from rebase.objects import EXECUTABLE, FILE, SYMLINK, Entry, Objects
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import pypi_simple
     from packaging.version import Version
 
-BRANCH = upstream.HEADS + "archives"
+BRANCH = refs.HEADS + "archives"
 TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two packets
 ATTEMPTS = 3  # at one request, and at one download
 LARGEST_ARCHIVE = 256 << 20  # bytes; today's largest is 5 MB
@@ -154,7 +154,7 @@ def update(
                 f"{package}: git could not write to {mirror}: {error.stderr}",
                 kept="The mirror's tags are as they were.",
             ) from error
-        url = upstream.without_credentials(client.get_project_url(package))
+        url = address.without_credentials(client.get_project_url(package))
     return Updated(url, tuple(_name(tag, version) for version in made), tuple(skipped))
 
 
@@ -177,9 +177,9 @@ def _client(package: str, index: str | None) -> "Iterator[pypi_simple.PyPISimple
 
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", package):
         raise UsageError(f"{package!r} is no name of a package.")
-    address = index or os.environ.get("PIP_INDEX_URL") or pypi_simple.PYPI_SIMPLE_ENDPOINT
-    shown = upstream.without_credentials(address)
-    if not re.match(r"https?://[^/]", address, re.IGNORECASE) or not address.isprintable():
+    index_url = index or os.environ.get("PIP_INDEX_URL") or pypi_simple.PYPI_SIMPLE_ENDPOINT
+    shown = address.without_credentials(index_url)
+    if not re.match(r"https?://[^/]", index_url, re.IGNORECASE) or not index_url.isprintable():
         raise UsageError(
             f"The package index {shown!r} is no http or https address.",
             todo="Give one like https://pypi.org/simple/.",
@@ -191,7 +191,7 @@ def _client(package: str, index: str | None) -> "Iterator[pypi_simple.PyPISimple
     )  # fmt: skip
     for scheme, adapter in (("https://", System), ("http://", HTTPAdapter)):
         session.mount(scheme, adapter(max_retries=retry))
-    with pypi_simple.PyPISimple(address, session=session) as client:
+    with pypi_simple.PyPISimple(index_url, session=session) as client:
         yield client
 
 
@@ -201,7 +201,7 @@ def _asking(client: "pypi_simple.PyPISimple", package: str) -> Iterator[None]:
     import pypi_simple
     import requests
 
-    shown = upstream.without_credentials(client.endpoint)
+    shown = address.without_credentials(client.endpoint)
     kept = "The mirror's tags are as they were."
     try:
         yield
@@ -222,8 +222,7 @@ def _asking(client: "pypi_simple.PyPISimple", package: str) -> Iterator[None]:
         ) from error
     except (ValueError, pypi_simple.UnsupportedRepoVersionError) as error:
         raise EnvironmentFault(
-            f"{package}: {shown} does not answer like a package index: "
-            f"{visible(str(error))}",
+            f"{package}: {shown} does not answer like a package index: {visible(str(error))}",
             kept=kept,
             todo="Give the address of a simple index, such as https://pypi.org/simple/.",
         ) from error
@@ -251,7 +250,7 @@ def _available(client: "pypi_simple.PyPISimple", package: str) -> list[Release]:
             found[version] = release
     if not found:
         raise UsageError(
-            f"The index {upstream.without_credentials(client.endpoint)} has no source archives of "
+            f"The index {address.without_credentials(client.endpoint)} has no source archives of "
             f"{package}."
         )
     return [found[version] for version in sorted(found)]
@@ -333,7 +332,7 @@ def _download(
             return kept
         except pypi_simple.DigestMismatchError as error:
             raise EnvironmentFault(
-                f"{release.filename} from {upstream.without_credentials(release.url)} is not what "
+                f"{release.filename} from {address.without_credentials(release.url)} is not what "
                 f"the index promised: its SHA-256 is {error.actual_digest}, not {release.sha256}.",
                 kept="It was thrown away; the mirror's tags are as they were.",
                 todo="Try again, or another index: a mirror or a proxy changed or cut the file.",
@@ -612,7 +611,7 @@ def _name(tag: str, version: str) -> str:
 
 
 def _check_tag(tag: str) -> None:
-    ref = upstream.TAGS + _name(tag, "1.0")
+    ref = refs.TAGS + _name(tag, "1.0")
     if (
         tag.count("{version}") != 1
         or not ref.isprintable()
@@ -627,13 +626,13 @@ def _check_tag(tag: str) -> None:
 def _known(mirror: Path, package: str, tag: str) -> dict[str, bytes]:
     """The releases that have a tag, and the messages of their commits."""
     git = Git(mirror)
-    if others := upstream.branches(mirror).keys() - {BRANCH[len(upstream.HEADS) :]}:
+    if others := refs.branches(mirror).keys() - {BRANCH[len(refs.HEADS) :]}:
         raise UsageError(
             f"{mirror.stem}: {mirror} holds the history of a git repository (branch "
             f"{min(others)}); releases of {package} cannot go in with it.",
             todo="Give release archives a mirror of their own.",
         )
-    before, after = (upstream.TAGS + tag).split("{version}")
+    before, after = (refs.TAGS + tag).split("{version}")
     known: dict[str, bytes] = {}
     for record in git.run("for-each-ref", "--format=%(refname)%00%(contents)%00", "refs/tags/") \
             .split(b"\0\n"):  # fmt: skip
@@ -647,12 +646,12 @@ def _known(mirror: Path, package: str, tag: str) -> dict[str, bytes]:
 def _tag(mirror: Path, tag: str, made: dict[str, ObjectId]) -> None:
     """Name the new commits, and let the branch follow the newest release there is."""
     moves: list[tuple[str, ObjectId | None]] = [
-        (upstream.TAGS + _name(tag, version), commit) for version, commit in made.items()
+        (refs.TAGS + _name(tag, version), commit) for version, commit in made.items()
     ]
     tagged = dict(moves)
-    for name, commit in upstream.tags(mirror).items():
-        tagged.setdefault(upstream.TAGS + name, commit)
-    before, after = (upstream.TAGS + tag).split("{version}")
+    for name, commit in refs.tags(mirror).items():
+        tagged.setdefault(refs.TAGS + name, commit)
+    before, after = (refs.TAGS + tag).split("{version}")
     releases = {
         version: commit
         for ref, commit in tagged.items()

@@ -1,7 +1,6 @@
 """The command line: turns arguments into calls and results into exit codes; it decides nothing."""
 
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 _out = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     help="Where exports go.  [default: exports/ in the project]",
 )
 _upstream = click.option(
@@ -80,8 +79,8 @@ def fetch(
     with _progress() as progress:
         rows = job.fetch_all(ws, forks, progress=progress, accept_moved_tags=accept_moved_tags)
     _print(as_json, rows, "fetch")
-    if any(row.source is None for row in rows):
-        sys.exit(ExitCode.ENVIRONMENT)
+    if faults := [row.fault for row in rows if row.fault and not row.source]:
+        sys.exit(max(fault.exit_code for fault in faults))
 
 
 @cli.command()
@@ -89,6 +88,7 @@ def fetch(
 @click.option("--to", metavar="TAG|COMMIT|latest|main", help="Where to go instead.")
 @_dry
 @_out
+@_moved
 @_upstream
 @_summary
 @_json
@@ -97,6 +97,7 @@ def sync(
     to: str | None,
     dry: bool,
     out: Path | None,
+    accept_moved_tags: bool,
     urls: tuple[str, ...],
     summary: Path | None,
     as_json: bool,
@@ -109,7 +110,10 @@ def sync(
 
     ws = _workspace(urls)
     with _progress() as progress:
-        report = job.sync(ws, forks, to=to, dry=dry, out=out, progress=progress)
+        report = job.sync(
+            ws, forks, to=to, dry=dry, out=out, accept_moved_tags=accept_moved_tags,
+            progress=progress,
+        )  # fmt: skip
     _finish(report, as_json, summary)
 
 
@@ -153,7 +157,7 @@ def verify(index: Path | None, as_json: bool) -> None:
 
     ws = _workspace()
     with _progress() as progress:
-        rows = job.verify_exports(ws, index or ws.exports, progress=progress)
+        rows = job.verify_exports(ws, index, progress=progress)
     _print(as_json, rows, "verified")
     if any(row.findings for row in rows):
         sys.exit(ExitCode.PERSON)
@@ -358,6 +362,8 @@ def _fail(error: Exception) -> NoReturn:
         )
         report.show_error(fault, _console(stderr=True))
         sys.exit(ExitCode.ENVIRONMENT)
+    import traceback
+
     traceback.print_exception(error)
     click.echo("This is a bug in forkman; nothing more was changed. Please report it.", err=True)
     sys.exit(ExitCode.BUG)

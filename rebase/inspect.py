@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rebase import manifest, upstream
+from rebase import manifest, refs
 from rebase.errors import UsageError
 from rebase.manifest import QueueFolder
 from rebase.outcome import Pin
@@ -54,14 +54,17 @@ def _status(ws: Workspace, fork: str) -> ForkStatus:
     mirror = ws.mirror(fork, "git")
     if mirror.is_dir():
         tagged = entry.upstream.releases.refs == "tags"
-        names = upstream.tags(mirror) if tagged else upstream.branches(mirror)
+        names = refs.tags(mirror) if tagged else refs.branches(mirror)
     elif entry.archives and ws.mirror(fork, "archives").is_dir():
-        names = upstream.tags(ws.mirror(fork, "archives"))
+        names = refs.tags(ws.mirror(fork, "archives"))
         tag = entry.archives.tag_of(entry.archives.pin)
         pin = Pin(names.get(tag, pin.commit), tag)
     changes = None
     if isinstance(entry.queue, QueueFolder):
-        lines = (ws.root / entry.queue.path / "series").read_bytes().splitlines()
+        series = ws.root / entry.queue.path / "series"
+        if not series.is_file():
+            raise UsageError(f"{fork}: its queue has no {entry.queue.path}/series.")
+        lines = series.read_bytes().splitlines()
         changes = sum(1 for line in lines if line.strip() and not line.startswith(b"#"))
     state = ws.read_state("open", fork)
     last = ws.last(fork)
@@ -74,7 +77,7 @@ def _status(ws: Workspace, fork: str) -> ForkStatus:
         manifest.newest(entry, names) if names else None,
         names is not None,
         changes,
-        "" if not state else "a conflict" if state["conflict"] else "the branch",
+        "" if not state else "a conflict" if state["run"] else "the branch",
         ""
         if not last
         else f"{last.target.new.pin}: "
@@ -121,12 +124,12 @@ def range_diff(ws: Workspace, fork: str, old: str | None, new: str | None) -> st
     old, new: the pins the states stood on (`v0.2.2`); by default the last two that landed.
     """
     ws.manifest(fork)
-    for source in ("git", "archives"):
-        mirror = ws.mirror(fork, source)
-        if mirror.is_dir():
-            break
-    states = _states(mirror) if mirror.is_dir() else []
+    source = ws.source(fork)
+    mirror = ws.mirror(fork, source)
+    states = _states(mirror)
     if not (old and new):
+        here = str(ws.stand(fork, source).pin)
+        states.sort(key=lambda name: name == here)  # the last, also where a fork went back
         if len(states) < 2:
             raise UsageError(
                 f"{fork}: {len(states)} state(s) of its branch are known: "

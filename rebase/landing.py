@@ -23,7 +23,6 @@ New content lies in the folder of its target, because only there a rename is cer
 folders of one device can still be two mounts. A full disk therefore shows before the decision.
 """
 
-import hashlib
 import json
 import os
 import stat
@@ -349,6 +348,8 @@ def _load(state: Path, path: Path) -> _Plan:
 
 
 def _sha256(content: bytes | None) -> str | None:
+    import hashlib  # `recover` runs first in every command and seldom has anything to compare
+
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 

@@ -68,6 +68,7 @@ from pydantic_core.core_schema import (
     typed_dict_schema,
 )
 
+from rebase import address
 from rebase.errors import UsageError
 from rebase.git import ObjectId
 from rebase.outcome import Pin
@@ -96,7 +97,7 @@ class Releases:
 
 @dataclass(frozen=True)
 class Upstream:
-    """Where upstream's repository is, as the manifest says it (see `locate`)."""
+    """Where upstream's repository is, as the manifest says it (see `address`)."""
 
     url: str
     releases: Releases
@@ -419,17 +420,6 @@ def _matches(pattern: re.Pattern[str], content: bytes) -> list[str]:
     return list(dict.fromkeys(match[1] for match in pattern.finditer(text) if match[1]))
 
 
-def locate(url: str, base: Path) -> str:
-    """`url` as git takes it from anywhere: a relative path starts at `base`."""
-    return url if _SCHEME.match(url) or _SCP.match(url) else str(base.absolute() / url)
-
-
-def check_url(url: str) -> None:
-    """Raise UsageError unless git may be given `url` as the address of a repository."""
-    if wrong := _no_url(url):
-        raise UsageError(f"{url!r} {wrong}.")
-
-
 # Writing
 
 
@@ -506,10 +496,6 @@ def _add_tag(table: Any, tag: str) -> None:
 
 _Check = Callable[[str], str | None]
 
-_HELPER = re.compile(r"[\w+.-]+::")
-_SCHEME = re.compile(r"([\w+.-]+)://([^/]*)")
-_SCP = re.compile(r"(?:[^/]*@)?(\[[^/\]]*\]|[^/:\[]*):(.*)", re.DOTALL)
-_SCHEMES = ("https", "http", "ssh", "file")
 # What git check-ref-format refuses.
 _NO_REF = re.compile(r"^[-/.]|[\s~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(?:/|$)|[/.]$|^@?$")
 
@@ -532,28 +518,6 @@ _no_package = _like(
     "[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", "is no package's name, like megatron-core"
 )
 _no_name = _like(r"\S(?:.*\S)?", "is empty or has space around it")
-
-
-def _no_url(url: str) -> str | None:
-    if not url or not url.isprintable():
-        return "is no address of a repository; it is empty or has control characters"
-    option = "would be taken for an option; an address or its host does not begin with -"
-    if url.startswith("-"):
-        return option
-    if _HELPER.match(url):
-        return "starts a remote helper, which may run anything; use https, ssh, file or a path"
-    if found := _SCHEME.match(url):
-        host = found[2].rpartition("@")[2]
-        if found[1].lower() not in _SCHEMES:
-            return f"cannot be fetched from; use {', '.join(_SCHEMES)}, host:path or a path"
-        if not host and found[1].lower() != "file":
-            return "names no host"
-        return option if found[2].startswith("-") or host.startswith("-") else None
-    if found := _SCP.match(url):
-        if not found[1] or not found[2]:
-            return "names no host or no path; host:path has both"
-        return option if found[1].startswith("-") or found[2].startswith("-") else None
-    return None
 
 
 def _no_ref(name: str) -> str | None:
@@ -685,7 +649,7 @@ def _finder(pattern: re.Pattern[str]) -> str | None:
 
 
 _FORK, _ID, _REF = _text(_no_slug), _text(_no_object_id), _text(_no_ref)
-_URL, _TREE_PATH = _text(_no_url), _text(_no_tree_path)
+_URL, _TREE_PATH = _text(address.fault), _text(_no_tree_path)
 _RELEASES = _pattern(_release_pattern, re.NOFLAG)
 _FINDER = _pattern(_finder, re.MULTILINE)
 

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rebase.errors import UsageError
-from rebase.git import ObjectId
+from rebase.git import GitError, ObjectId
 from rebase.objects import TREE, Entry, Objects
 
 # -- making a patch ------------------------------------------------------------------------------
@@ -537,6 +537,8 @@ def _apply_to_index(
     """Apply one patch to the index `env` names; the index's entries after it."""
     done = objects.git.call(*_APPLY, *options, input=patch, env=env, ok=(0, 1, 128))
     if done.returncode == 128:
+        if done.stderr.startswith(b"fatal: "):  # it is not the patch: a full disk, for instance
+            raise GitError(_APPLY, 128, done.stderr)
         said = show(done.stderr.strip().removeprefix(b"error: "))
         raise UsageError(f"The patch is damaged: {said}.")
     listed = objects.git.run("ls-files", "--stage", "-z", env=env)

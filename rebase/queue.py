@@ -276,10 +276,14 @@ def slug(subject: str, taken: Container[str]) -> str:
     """A file name, without its extension, for a change with this subject.
 
     It is of lower case ASCII letters, digits and hyphens, so it is the same on every file system.
+    A long subject keeps its beginning; one that is a path keeps its end, which tells more.
     taken: the names it must not be, without extension and in lower case.
     """
     words = re.findall(r"[a-z0-9]+", subject.lower())
-    name = "-".join(words)[:50].strip("-") or "change"
+    is_path = "/" in subject and " " not in subject
+    while len(words) > 1 and len("-".join(words)) > 50:
+        words.pop(0 if is_path else -1)
+    name = "-".join(words)[:50] or "change"
     found, number = name, 1
     while found in taken:
         number += 1

@@ -7,20 +7,22 @@ commits of an edited branch back into the queue. `abort` forgets it all.
 
 What is open is in `<root>/.forkman/open/<fork>.json`:
 
-    last          the replay that is being resolved (see `workspace.Last`); null for a plain edit
-    queue, onto   what it rests on: the queue's key and the two bases; if they change, it is void
+    target        where the fork goes; where it stands for a plain edit
+    run           the run that ended in the conflict (see `workspace.Run`); null for a plain edit
+    rests_on      the two bases and the queue's key; if they change, it is void
     head          the commit the branch has come to
     outcomes      of the steps up to there; if they are as many as the steps, it is finished
     worktree      where the person works
+    ready         whether it holds what they are to work on; false while that is being made
 """
 
-import shutil
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rebase import branch, landing, patch, worktree
+from rebase import address, branch, landing, patch, worktree
 from rebase.errors import ForkmanError, NeedsPerson, UsageError
 from rebase.git import Git, ObjectId
 from rebase.mail import Mail
@@ -30,10 +32,12 @@ from rebase.queue import Queue, from_commits
 from rebase.replay import Edit, Step, Upstreamed, replay
 from rebase.sync import Progress, Replayable, move, prepare
 from rebase.workspace import (
+    Run,
     Target,
     Workspace,
     outcome_from,
     outcomes_data,
+    run_from,
     target_from,
 )
 
@@ -44,11 +48,12 @@ class Open:
 
     fork: str
     target: Target
+    run: Run | None  # what the replay that is resolved lands with; None for editing the branch
     rests_on: tuple[str, ...]
     head: ObjectId
     outcomes: tuple[Outcome, ...]
     worktree: Path
-    conflict: bool  # resolving a replay; otherwise editing the branch
+    ready: bool = False
 
 
 def read(ws: Workspace, fork: str) -> Open | None:
@@ -57,11 +62,12 @@ def read(ws: Workspace, fork: str) -> Open | None:
     return data and Open(
         fork,
         target_from(data["target"]),
+        run_from(data["run"]) if data["run"] else None,
         tuple(data["rests_on"]),
         data["head"],
         tuple(outcome_from(each) for each in data["outcomes"]),
         Path(data["worktree"]),
-        data["conflict"],
+        data["ready"],
     )
 
 
@@ -71,39 +77,49 @@ def _write(ws: Workspace, state: Open) -> None:
         state.fork,
         {
             "target": asdict(state.target),
+            "run": state.run and asdict(state.run),
             "rests_on": state.rests_on,
             "head": state.head,
             "outcomes": outcomes_data(state.outcomes),
             "worktree": str(state.worktree),
-            "conflict": state.conflict,
+            "ready": state.ready,
         },
     )
 
 
-def refuse_open(ws: Workspace, forks: Sequence[str]) -> None:
-    """Raise NeedsPerson where somebody has one of the forks open."""
+def refuse_open(ws: Workspace, forks: Sequence[str], *, but_resolved: bool = False) -> None:
+    """Raise NeedsPerson where somebody has one of the forks open.
+
+    but_resolved: let those pass whose replay is resolved to its end, and only waits to land.
+    """
     for fork in forks:
-        if state := read(ws, fork):
-            if state.conflict and finished(ws, state.target):
+        if not (state := read(ws, fork)):
+            continue
+        target = state.target
+        if state.run and ws.stand(fork, target.new.source) == target.new:
+            close(ws, fork)  # it landed, in a run that was killed right after that
+            continue
+        then = f"forkman continue {fork}, or forkman abort {fork}"
+        if not state.run:
+            what = f"{fork}: its branch is open for editing in {state.worktree}."
+            then = f"forkman save {fork}, or forkman abort {fork}"
+        elif finished(ws, target):
+            if but_resolved:
                 continue
+            what = f"{fork}: its replay onto {target.new.pin} is resolved and waits to land."
+        else:
             what = (
-                f"{fork}: its replay onto {state.target.new.pin} is open in {state.worktree}"
+                f"{fork}: its replay onto {target.new.pin} is open in {state.worktree}"
                 f" ({len(state.outcomes)} changes done)."
-                if state.conflict
-                else f"{fork}: its branch is open for editing in {state.worktree}."
             )
-            on = (
-                f"forkman continue {fork}, skip or abort"
-                if state.conflict
-                else (f"forkman save {fork}, or forkman abort {fork}")
-            )
-            raise NeedsPerson(what, todo=f"Go on there: {on}.")
+            then = f"forkman continue {fork}, forkman skip {fork}, or forkman abort {fork}"
+        raise NeedsPerson(what, todo=f"Go on with it: {then}.")
 
 
 def finished(ws: Workspace, target: Target) -> tuple[Outcome, ...] | None:
     """The outcomes of a replay onto `target` that a person resolved to its end."""
     state = read(ws, target.fork)
-    if not state or not state.conflict or state.target.new != target.new:
+    if not state or not state.run or state.target.new != target.new:
         return None
     with suppress(ForkmanError):
         made = prepare(ws, target)
@@ -113,7 +129,7 @@ def finished(ws: Workspace, target: Target) -> tuple[Outcome, ...] | None:
 
 
 def _rests_on(made: Replayable) -> tuple[str, ...]:
-    key = made.queue.key() if made.queue else ""
+    key = made.queue.key() if isinstance(made.queue, Queue) else made.queue
     return (made.old, made.new, key)
 
 
@@ -127,22 +143,27 @@ def edit(ws: Workspace, fork: str) -> Open:
         refuse_open(ws, [fork])
         path = ws.state / "worktrees" / fork
         last = ws.last(fork)
-        if last and last.conflicts:
+        if last and last.conflicts and not _moved_since(ws, last.target):
             made = prepare(ws, last.target)
-            state = Open(fork, last.target, _rests_on(made), made.new, (), path, True)
+            state = Open(fork, last.target, last.run, _rests_on(made), made.new, (), path)
             state = _advance(ws, state, made)
             if len(state.outcomes) < len(made.steps):
                 return state
             close(ws, fork)  # what was in conflict then is not any more
-        stand = ws.stand(fork, "git" if ws.mirror(fork, "git").is_dir() else "archives")
+        stand = ws.stand(fork, ws.source(fork))
         target = Target(fork, stand, stand, "stays")
         made = prepare(ws, target)
         tip = branch.chain(made.objects, made.new, made.steps)
         made.objects.flush()
         worktree.add(made.objects.git.directory, path, tip)
-        state = Open(fork, target, _rests_on(made), tip, (), path, False)
+        state = Open(fork, target, None, _rests_on(made), tip, (), path, True)
         _write(ws, state)
         return state
+
+
+def _moved_since(ws: Workspace, target: Target) -> bool:
+    """Whether the fork does not stand any more where `target` leads from."""
+    return ws.stand(target.fork, target.old.source) != target.old
 
 
 def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
@@ -157,9 +178,9 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
         head = outcome.commit or head
     else:
         objects.flush()
-        worktree.remove(objects.git.directory, state.worktree)
         state = replace(state, head=head, outcomes=tuple(outcomes))
         _write(ws, state)
+        worktree.remove(objects.git.directory, state.worktree)
         return state
     objects.flush()
     step = made.steps[len(outcomes)]
@@ -169,12 +190,16 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
             + "; ".join(conflict.detail for conflict in outcome.conflicts),
             todo=f"Correct the recipe (forks/{state.fork}/{step.name}), then sync again.",
         )
-    worktree.remove(objects.git.directory, state.worktree)
-    worktree.add(objects.git.directory, state.worktree, head)
-    state = replace(state, head=head, outcomes=tuple(outcomes))
+    state = replace(state, head=head, outcomes=tuple(outcomes), ready=False)
     _write(ws, state)
-    wanted, _, _ = Upstreamed(objects, made.history).without(step.does, objects.tree_of(head))
-    worktree.bring_conflict(objects, state.worktree, step, Edit(step.does.before, wanted))
+    worktree.add(objects.git.directory, state.worktree, head)
+    # What upstream has of the change is no part of the conflict.
+    tree, before = objects.tree_of(head), step.does.before
+    conflicted = objects.merge(before, tree, step.does.after).stages.keys()
+    rest, _, _ = Upstreamed(objects, made.history).without(step.does, tree, conflicted)
+    worktree.bring_conflict(objects, state.worktree, step, Edit(before, rest))
+    state = replace(state, ready=True)
+    _write(ws, state)
     return state
 
 
@@ -191,7 +216,7 @@ def go_on(
     ws.manifest(fork)
     with ws.lock():
         state = read(ws, fork)
-        if not state or not state.conflict:
+        if not state or not state.run:
             raise UsageError(
                 f"{fork}: no replay is open.",
                 todo=f"After a sync that ended in a conflict, open it: forkman edit {fork}",
@@ -203,26 +228,49 @@ def go_on(
                 todo=f"Start again: forkman abort {fork}, then forkman sync",
             )
         if len(state.outcomes) < len(made.steps):
-            step = made.steps[len(state.outcomes)]
-            state = _advance(ws, _taken(made, state, step, skip), made)
+            if state.ready:
+                step = made.steps[len(state.outcomes)]
+                state = _taken(made, state, step, skip)
+            state = _advance(ws, state, made)
         if len(state.outcomes) < len(made.steps):
             return state
-        last = ws.last(fork)
-        if not last:
-            raise UsageError(
-                f"{fork}: what this replay was to land with is not known any more.",
-                todo="Run forkman sync: it takes the resolved replay from here.",
-            )
-        others = [ws.last(each) for each in last.group]
-        where = [each.target for each in others if each]
-        return move(ws, where, last.command, out=Path(last.out), progress=progress)
+        return _land(ws, state, progress)
+
+
+def _land(ws: Workspace, state: Open, progress: Progress | None) -> Report:
+    """Land a fork whose replay is resolved, with all the others of its run."""
+    fork, run = state.fork, state.run
+    assert run
+    missing = {*run.without, *(each.fork for each in run.targets if _moved_since(ws, each))}
+    if missing:
+        raise NeedsPerson(
+            f"{fork}: its replay is resolved. It lands together with {', '.join(sorted(missing))},"
+            " which could not be carried then, or was moved since.",
+            kept="The resolution is kept; nothing has landed.",
+            todo=f"Run again, which takes the resolution from here: forkman {run.command}",
+        )
+    others = [each.fork for each in run.targets if each.fork != fork]
+    refuse_open(ws, [each for each in others if (it := read(ws, each)) and not it.run])
+    return move(ws, run.targets, run.command, out=Path(run.out), progress=progress)
 
 
 def _taken(made: Replayable, state: Open, step: Step, skip: bool) -> Open:
     """The state after the change in the worktree was resolved or skipped."""
     objects = made.objects
     before = objects.tree_of(state.head)
-    tree = before if skip else worktree.resolution(state.worktree, state.fork)
+    if not skip and (strays := worktree.untracked(state.worktree)):
+        raise NeedsPerson(
+            f"{state.fork}: git does not know these files in {state.worktree}, and the worktree"
+            " will go:\n  " + "\n  ".join(strays),
+            kept="The worktree and the replay are as they were.",
+            todo=f"Add them (git add) or remove them, then: forkman continue {state.fork}",
+        )
+    if skip:
+        tree = before
+    else:
+        assert isinstance(step.does, Edit)
+        wanted = step.does.after
+        tree = worktree.resolution(objects, state.worktree, state.fork, state.head, wanted)
     outcome = Outcome(step.name, step.subject, Status.APPLIED, tree, note="Resolved by hand.")
     head = state.head
     if tree != before:
@@ -251,7 +299,6 @@ def close(ws: Workspace, fork: str) -> None:
             mirror = ws.mirror(fork, source)
             if mirror.is_dir():
                 worktree.remove(mirror, state.worktree)
-        shutil.rmtree(state.worktree, ignore_errors=True)
         ws.write_state("open", fork, None)
 
 
@@ -281,16 +328,24 @@ def save(ws: Workspace, fork: str) -> Saved:
     where = ws.manifest(fork).queue
     with ws.lock():
         state = read(ws, fork)
-        if not state or state.conflict:
+        if not state or state.run:
             raise UsageError(
                 f"{fork}: its branch is not open for editing.", todo=f"Open it: forkman edit {fork}"
             )
         if not isinstance(where, QueueFolder):
+            url = address.locate(where.url, ws.root)
+            push = ["git", "-C", str(state.worktree), "push", url, f"HEAD:{where.ref}"]
             raise UsageError(
                 f"{fork}: its queue is the branch {where.ref} of {where.url}.",
-                todo=f"Push your commits there from {state.worktree}.",
+                todo=f"Push your commits there: {shlex.join(push)}",
             )
         git = Git(state.worktree)
+        if command := worktree.unfinished(state.worktree):
+            raise NeedsPerson(
+                f"{fork}: a git {command} is not finished in {state.worktree}.",
+                kept="The queue is as it was.",
+                todo=f"Finish it there (git {command} --continue or --abort), then save again.",
+            )
         if dirty := git.run_as_user("status", "--porcelain", "--untracked-files=no").stdout:
             raise NeedsPerson(
                 f"{fork}: not everything in {state.worktree} is committed:\n"
@@ -306,8 +361,8 @@ def save(ws: Workspace, fork: str) -> Saved:
                 todo=f"Take your commits aside (git format-patch in {state.worktree}), then:"
                 f" forkman abort {fork}",
             )
-        assert made.queue
-        queue, saved = _requeued(made, fork, ObjectId(git.text("rev-parse", "HEAD")))
+        assert isinstance(made.queue, Queue)
+        queue, saved = _requeued(made, made.queue, fork, ObjectId(git.text("rev-parse", "HEAD")))
         folder = ws.root / where.path
         old, new = made.queue.files(), queue.files()
         landing.land(
@@ -323,10 +378,9 @@ def save(ws: Workspace, fork: str) -> Saved:
         return saved
 
 
-def _requeued(made: Replayable, fork: str, head: ObjectId) -> tuple[Queue, Saved]:
-    """The queue that the commits up to `head` are."""
-    objects, old = made.objects, made.queue
-    assert old
+def _requeued(made: Replayable, queue: Queue, fork: str, head: ObjectId) -> tuple[Queue, Saved]:
+    """The queue that the commits up to `head` make of `queue`."""
+    objects = made.objects
     if objects.git.call("merge-base", "--is-ancestor", made.new, head, ok=(0, 1)).returncode:
         raise NeedsPerson(
             f"{fork}: the branch in the worktree does not stand on {made.new[:9]} any more.",
@@ -341,7 +395,7 @@ def _requeued(made: Replayable, fork: str, head: ObjectId) -> tuple[Queue, Saved
             todo=f"Rebase it there (git rebase {made.new[:9]}), then save again.",
         )
     left = {step.name: step for step in made.steps}
-    queue, order = old, list[str]()
+    order = list[str]()
     kept, changed, added = list[str](), list[str](), list[str]()
     for id, mail in zip(commits.commits, commits.mails, strict=True):
         step = _counterpart(left, mail)
@@ -352,12 +406,16 @@ def _requeued(made: Replayable, fork: str, head: ObjectId) -> tuple[Queue, Saved
             continue
         del left[step.name]
         order.append(step.name)
+        parent = objects.tree_of(objects.parents_of(id)[0])
         if isinstance(step.does, Edit):
+            same = (step.author, step.message) == (mail.author, mail.message)
             now = queue.with_change(step.name, mail)
-            (kept if now is queue else changed).append(step.name)
-            queue = now
+            if now is queue or (same and step.does == Edit(parent, objects.tree_of(id))):
+                kept.append(step.name)
+            else:
+                changed.append(step.name)
+                queue = now
             continue
-        parent = objects.tree_of(ObjectId(objects.git.text("rev-parse", f"{id}^")))
         edits, _ = step.does(objects, parent)
         if objects.splice(parent, edits) != objects.tree_of(id):
             raise NeedsPerson(

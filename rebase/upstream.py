@@ -1,12 +1,6 @@
 """Mirrors: bare repositories that hold an upstream's history, fetched over git.
 
-A mirror holds
-
-    refs/upstream/heads/*     upstream's branches, as they are there now
-    refs/tags/*               its tags; those it deleted stay, for a pin may name one
-    refs/forkman/kept/<id>    tips that upstream rewrote, deleted or moved away from, and that no
-                              branch or tag reaches any more: a pin may stand on one
-    refs/forkman/incoming/    what a fetch is bringing; only there while it runs
+What a mirror holds is said in `refs`; while a fetch runs, also `refs/forkman/incoming/`.
 
 A fetch first brings objects, under `incoming`. Only when all of them are here do the other refs
 move, in one transaction; so a network that goes away leaves every branch and tag as it was. A
@@ -21,7 +15,6 @@ configuration count, as do variables such as GIT_SSH_COMMAND.
 """
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -29,8 +22,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
+from rebase import address, refs
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, GitError, ObjectId
 from rebase.words import visible
@@ -40,7 +33,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 
-HEADS, TAGS, KEPT = "refs/upstream/heads/", "refs/tags/", "refs/forkman/kept/"
 _INCOMING = "refs/forkman/incoming/"
 
 # Version 0 with no extensions: libgit2 opens no repository with extensions.partialClone, and git
@@ -68,9 +60,6 @@ _CONFIG = f"""\
 # Git looks in these for another repository than the one it is pointed at. A hook or an alias that
 # calls forkman exports some; GitPython can set variables, not remove them.
 _ELSEWHERE = ("GIT_NAMESPACE", "GIT_ALTERNATE_OBJECT_DIRECTORIES")
-# A blobless mirror must not go to the network because it was asked whether it has an object.
-# Older gits ignore the first; the second leaves them no transport to fetch with.
-_OFFLINE = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 
 
 @dataclass(frozen=True)
@@ -111,147 +100,6 @@ class Fetched:
     shallow: tuple[ObjectId, ...] = ()
 
 
-# -- addresses -----------------------------------------------------------------------------------
-
-_SCHEMES = ("https", "http", "ssh", "git", "file")
-_SCHEME = re.compile(r"([A-Za-z0-9][A-Za-z0-9+.-]*)://")
-_HELPER = re.compile(r"[A-Za-z0-9+.-]*::")
-
-
-def check_url(url: str) -> None:
-    """Refuse an address that git would take for an option or a program to run.
-
-    Good are https, http, ssh, git and file addresses, `[user@]host:path`, and paths.
-    Raises UsageError.
-    """
-    scheme = _SCHEME.match(url)
-    rest = url[scheme.end() :] if scheme else url
-    host = rest if scheme or not _is_path(url) else ""
-    fault = ""
-    if not url.strip():
-        fault = "is empty"
-    elif any(ord(char) < 32 or 127 <= ord(char) < 160 for char in url):
-        fault = "holds control characters"
-    elif _HELPER.match(url):
-        fault = "names a program for git to run"
-    elif scheme and scheme[1].lower() not in _SCHEMES:
-        fault = f"has the scheme {scheme[1]}"
-    elif url.startswith("-") or re.match(r"([^/@]*@)?-", host):
-        fault = "would be read as an option"
-    elif scheme and not rest:
-        fault = "names no repository"
-    if fault:
-        raise UsageError(
-            f"The upstream address {without_credentials(url)!r} {fault}.",
-            todo="Give an https, http, ssh, git or file address, host:path, or a path.",
-        )
-
-
-def _is_path(url: str) -> bool:
-    """Whether git takes `url` for a path (it does unless a colon comes before any slash)."""
-    return not _SCHEME.match(url) and ":" not in url.partition("/")[0]
-
-
-def _local(url: str) -> Path | None:
-    """The git directory of the repository at `url` where it is on this machine."""
-    if not _is_path(url) and not url.lower().startswith("file://"):
-        return None
-    path = Path(url if _is_path(url) else unquote(url[len("file://") :]))
-    for git_dir in (path / ".git", path, Path(f"{path}.git")):
-        if (git_dir / "objects").is_dir():
-            return git_dir
-    return path
-
-
-def _gives_history_only(url: str) -> bool:
-    """Whether to ask for history without contents: of hosts, and of copies made like that."""
-    source = _local(url)
-    return source is None or any((source / "objects" / "pack").glob("*.promisor"))
-
-
-def without_credentials(url: str) -> str:
-    """The address as it may be shown."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url)
-
-
-# -- reading a mirror ----------------------------------------------------------------------------
-
-
-def tags(mirror: Path) -> dict[str, ObjectId]:
-    """The mirror's tags and the commits they name; tags of other things are left out."""
-    return _commits(mirror, TAGS)
-
-
-def branches(mirror: Path) -> dict[str, ObjectId]:
-    """Upstream's branches and their tips."""
-    return _commits(mirror, HEADS)
-
-
-def resolve(mirror: Path, revision: str) -> ObjectId | None:
-    """The commit that `revision` names in the mirror, or None; never asks the network.
-
-    In this order: a full id, a tag, an upstream branch, an abbreviated id.
-    Raises UsageError for an abbreviated id that several commits share.
-    """
-    if not revision.isprintable() or not revision or revision.startswith("-"):
-        return None
-    names = [TAGS + revision, HEADS + revision]
-    if re.fullmatch(r"[0-9a-f]{40}", revision):
-        names.insert(0, revision)
-    if found := next((id for id in _peel(mirror, names) if id), None):
-        return found
-    if not re.fullmatch(r"[0-9a-f]{4,39}", revision):
-        return None
-    # Of objects of all kinds whose ids begin so, the commits; git's own look-up of a short id does
-    # not tell none from several.
-    alike = Git(mirror).run("rev-parse", f"--disambiguate={revision}", env=_OFFLINE)
-    commits = {id for id in _peel(mirror, alike.decode("ascii").split()) if id}
-    if len(commits) > 1:
-        raise UsageError(
-            f"{mirror.stem}: the ids of {len(commits)} commits begin with {revision}.",
-            todo="Give more of the id's digits.",
-        )
-    return min(commits, default=None)
-
-
-def _commits(mirror: Path, under: str) -> dict[str, ObjectId]:
-    """The refs below `under`, without it, and the commits they name."""
-    listed = Git(mirror).run(
-        "for-each-ref",
-        "--format=%(objecttype) %(objectname) %(*objecttype) %(*objectname) %(refname)",
-        under,
-        env=_OFFLINE,
-    )
-    found: dict[str, ObjectId] = {}
-    nested = []
-    for line in os.fsdecode(listed).splitlines():
-        kind, id, inner_kind, inner_id, ref = line.split(" ", 4)
-        if kind == "commit":
-            found[ref[len(under) :]] = ObjectId(id)
-        elif inner_kind == "commit":
-            found[ref[len(under) :]] = ObjectId(inner_id)
-        elif inner_kind == "tag":  # a tag of a tag, which git before 2.45 peels once only
-            nested.append(ref)
-    for ref, peeled in zip(nested, _peel(mirror, nested), strict=True):
-        if peeled:
-            found[ref[len(under) :]] = peeled
-    return found
-
-
-def _peel(mirror: Path, names: Sequence[str]) -> list[ObjectId | None]:
-    """For each name the commit it names, if any."""
-    if not names:
-        return []
-    asked = "".join(f"{name}^{{commit}}\n" for name in names)
-    # git stops with an error where a blobless mirror lacks an object it was promised
-    answers = Git(mirror).run(
-        "cat-file", "--batch-check=%(objectname)", input=os.fsencode(asked), ok=(0, 128),
-        env=_OFFLINE,
-    ).decode("utf-8", "replace").splitlines()  # fmt: skip
-    answers += [" missing"] * (len(names) - len(answers))
-    return [None if " " in answer else ObjectId(answer) for answer in answers]
-
-
 # -- fetching ------------------------------------------------------------------------------------
 
 
@@ -278,8 +126,8 @@ def fetch(
     commits in its history, SHA-256 objects, no branches), EnvironmentFault when git or the network
     fails; the mirror's branches and tags are then as they were.
     """
-    check_url(url)
-    if _is_path(url):
+    address.check(url)
+    if address.is_path(url):
         url = str(Path(url).expanduser().absolute())
     try:
         if mirror.exists():
@@ -314,7 +162,7 @@ def complete(
     does not give the contents.
     """
     wanted = list(dict.fromkeys(commits))
-    for commit, found in zip(wanted, _peel(mirror, wanted), strict=True):
+    for commit, found in zip(wanted, refs.peel(mirror, wanted), strict=True):
         if not found:
             raise EnvironmentFault(
                 f"{mirror.stem}: the mirror lacks commit {commit}.",
@@ -324,7 +172,7 @@ def complete(
     if not missing:
         return {}
     url = _origin(mirror)
-    source = _local(url)
+    source = address.on_this_machine(url)
     absent = set(missing) - _held(source, missing) if source else set()
     asked = [id for id in missing if id not in absent]
     at = ", ".join(commit[:9] for commit in wanted)
@@ -347,10 +195,10 @@ def fetch_ref(mirror: Path, url: str, ref: str, into: str) -> ObjectId:
     Raises UsageError for an address that cannot be used and where there is no such ref,
     EnvironmentFault when git or the network fails; the mirror's refs are then as they were.
     """
-    check_url(url)
-    if _is_path(url):
+    address.check(url)
+    if address.is_path(url):
         url = str(Path(url).expanduser().absolute())
-    shown = without_credentials(url)
+    shown = address.without_credentials(url)
     try:
         with _talking(mirror, mirror.stem, url, f"{ref} of {shown} could not be fetched") as repo:
             _run_fetch(repo, url, [f"+{ref}:{into}"], None, remote=url, no_filter=True)
@@ -370,17 +218,17 @@ def _fetch(
     mirror: Path, fork: str, url: str, progress: Progress | None, accept_moved_tags: bool
 ) -> Fetched:
     git = Git(mirror)
-    shown = without_credentials(url)
+    shown = address.without_credentials(url)
     failed = f"{shown} could not be fetched"
     with _talking(mirror, fork, url, failed) as repo:
         there = _listed(
             fork, url, str(repo.git.ls_remote("--", url, "refs/heads/*", "refs/tags/*"))
         )
-    here = _refs(git, HEADS, TAGS, KEPT)
+    here = _refs(git, refs.HEADS, refs.TAGS, refs.KEPT)
     shallow = _shallow(git)
-    moved = _moved(tags(mirror), {ref: commit for ref, (_, commit) in there.items()})
+    moved = _moved(refs.tags(mirror), {ref: commit for ref, (_, commit) in there.items()})
     new = {ref for ref, (id, _) in there.items() if here.get(ref) != id}
-    deleted = {ref for ref in here if ref.startswith(HEADS) and ref not in there}
+    deleted = {ref for ref in here if ref.startswith(refs.HEADS) and ref not in there}
     with _pointed_at(git, url), _talking(mirror, fork, url, failed) as repo:
         if not shallow and not deleted and new <= (set() if accept_moved_tags else set(moved)):
             return Fetched(shown, moved_tags=tuple(moved.values()))
@@ -398,9 +246,9 @@ def _fetch(
 def _moved(old: dict[str, ObjectId], new: dict[str, ObjectId]) -> dict[str, Moved]:
     """The tags (name → commit) that name another commit among the `new` refs, by ref."""
     return {
-        TAGS + tag: Moved(tag, commit, new[TAGS + tag])
+        refs.TAGS + tag: Moved(tag, commit, new[refs.TAGS + tag])
         for tag, commit in old.items()
-        if new.get(TAGS + tag, commit) != commit
+        if new.get(refs.TAGS + tag, commit) != commit
     }
 
 
@@ -415,11 +263,13 @@ def _move(
     """Let branches and tags follow what is under `incoming`: all the refs that are `there`."""
     staged = _refs(git, _INCOMING)
     now = {
-        (TAGS if ref.startswith(_INCOMING + "tags/") else HEADS)
+        (refs.TAGS if ref.startswith(_INCOMING + "tags/") else refs.HEADS)
         + ref.removeprefix(_INCOMING).partition("/")[2]: id
         for ref, id in staged.items()
     }
-    if lacking := sorted(ref.removeprefix(HEADS).removeprefix(TAGS) for ref in there - now.keys()):
+    if lacking := sorted(
+        ref.removeprefix(refs.HEADS).removeprefix(refs.TAGS) for ref in there - now.keys()
+    ):
         raise EnvironmentFault(
             f"{fork}: {url} did not give {len(lacking)} of its branches and tags, such as "
             f"{visible(lacking[0])}. It may be shallow, so that what is new there does not join "
@@ -440,19 +290,21 @@ def _move(
         )
 
     # What came is what counts: tags may have moved since they were listed.
-    came = _commits(git.directory, _INCOMING + "tags/")
-    moved = _moved(tags(git.directory), {TAGS + tag: commit for tag, commit in came.items()})
+    came = refs.commits(git.directory, _INCOMING + "tags/")
+    moved = _moved(
+        refs.tags(git.directory), {refs.TAGS + tag: commit for tag, commit in came.items()}
+    )
     if not accept_moved_tags:
         now |= {ref: here[ref] for ref in moved if ref in now}
     changed = {ref: id for ref, id in now.items() if here.get(ref) != id}
     gone = _gone(git, here, now)
     # A pin may stand on a tip that nothing reaches any more.
     leaving = {one.old for one in gone} | {moved[ref].old for ref in moved if ref in changed}
-    staying = {**{ref: id for ref, id in here.items() if not ref.startswith(HEADS)}, **now}
-    move_refs(git, [(KEPT + id, id) for id in _unreachable(git, leaving, staying.values())])
+    staying = {**{ref: id for ref, id in here.items() if not ref.startswith(refs.HEADS)}, **now}
+    move_refs(git, [(refs.KEPT + id, id) for id in _unreachable(git, leaving, staying.values())])
 
     # git refuses to make a/b while there is a, even if the same transaction deletes a.
-    deleted = [ref for ref in here if ref.startswith(HEADS) and ref not in now]
+    deleted = [ref for ref in here if ref.startswith(refs.HEADS) and ref not in now]
     in_the_way = [ref for ref in deleted if any(_nested(ref, new) for new in changed)]
     move_refs(git, [(ref, None) for ref in in_the_way])
     move_refs(
@@ -464,9 +316,11 @@ def _move(
     return Fetched(
         url,
         new_tags=tuple(
-            ref[len(TAGS) :] for ref in changed if ref.startswith(TAGS) and ref not in here
+            ref[len(refs.TAGS) :]
+            for ref in changed
+            if ref.startswith(refs.TAGS) and ref not in here
         ),
-        branches=tuple(ref[len(HEADS) :] for ref in changed if ref.startswith(HEADS)),
+        branches=tuple(ref[len(refs.HEADS) :] for ref in changed if ref.startswith(refs.HEADS)),
         commits=commits,
         moved_tags=tuple(moved.values()),
         gone=gone,
@@ -479,13 +333,15 @@ def _gone(git: Git, here: dict[str, ObjectId], now: dict[str, ObjectId]) -> tupl
     gone = []
     for ref, old in here.items():
         new = now.get(ref)
-        if not ref.startswith(HEADS) or new == old:
+        if not ref.startswith(refs.HEADS) or new == old:
             continue
         if (
             new is None
-            or git.call("merge-base", "--is-ancestor", old, new, ok=(0, 1), env=_OFFLINE).returncode
+            or git.call(
+                "merge-base", "--is-ancestor", old, new, ok=(0, 1), env=refs.OFFLINE
+            ).returncode
         ):
-            gone.append(Gone(ref[len(HEADS) :], old, new))
+            gone.append(Gone(ref[len(refs.HEADS) :], old, new))
     return tuple(gone)
 
 
@@ -505,18 +361,18 @@ def _listed(fork: str, url: str, listing: str) -> dict[str, tuple[ObjectId, Obje
             continue  # a warning of git's
         if len(id) != 40:
             raise UsageError(
-                f"{fork}: {without_credentials(url)} keeps its objects under SHA-256 ids.",
+                f"{fork}: {address.without_credentials(url)} keeps its objects under SHA-256 ids.",
                 todo="forkman works on SHA-1 repositories, as all public hosts keep them.",
             )
         if ref.endswith("^{}"):
             outer = there[ref[:-3]][0]
             there[ref[:-3]] = (outer, ObjectId(id))
-        elif ref.startswith(("refs/heads/", TAGS)):
-            mine = HEADS + ref[len("refs/heads/") :] if ref.startswith("refs/heads/") else ref
+        elif ref.startswith(("refs/heads/", refs.TAGS)):
+            mine = refs.HEADS + ref[len("refs/heads/") :] if ref.startswith("refs/heads/") else ref
             there[mine] = (ObjectId(id), ObjectId(id))
     if not there:
         raise UsageError(
-            f"{fork}: {without_credentials(url)} is empty: it has no branches and no tags.",
+            f"{fork}: {address.without_credentials(url)} is empty: it has no branches and no tags.",
             todo="Correct the address, or push something there first.",
         )
     return there
@@ -545,7 +401,7 @@ def move_refs(git: Git, moves: Sequence[tuple[str, ObjectId | None]]) -> None:
 def _count(git: Git, tips: Sequence[ObjectId], without: Sequence[ObjectId] = ()) -> int:
     """How many commits the `tips` reach that those of `without` do not."""
     asked = "\n".join([*tips, *(f"^{id}" for id in without)]) + "\n"
-    return int(git.run("rev-list", "--count", "--stdin", input=asked.encode(), env=_OFFLINE))
+    return int(git.run("rev-list", "--count", "--stdin", input=asked.encode(), env=refs.OFFLINE))
 
 
 def _unreachable(git: Git, tips: set[ObjectId], staying: Iterable[ObjectId]) -> list[ObjectId]:
@@ -553,7 +409,7 @@ def _unreachable(git: Git, tips: set[ObjectId], staying: Iterable[ObjectId]) -> 
     if not tips:
         return []
     asked = "\n".join([*tips, *(f"^{id}" for id in staying)]) + "\n"
-    found = git.run("rev-list", "--stdin", input=asked.encode(), env=_OFFLINE)
+    found = git.run("rev-list", "--stdin", input=asked.encode(), env=refs.OFFLINE)
     return sorted(tips & set(map(ObjectId, found.decode("ascii").split())))
 
 
@@ -568,7 +424,7 @@ def _missing(mirror: Path, commits: Sequence[ObjectId]) -> list[ObjectId]:
     """The objects in the trees of `commits` that the mirror lacks."""
     listed = Git(mirror).run(
         "rev-list", "--objects", "--no-walk", "--missing=print", "--stdin",
-        input="".join(f"{id}\n" for id in commits).encode(), env=_OFFLINE,
+        input="".join(f"{id}\n" for id in commits).encode(), env=refs.OFFLINE,
     )  # fmt: skip
     return [ObjectId(line[1:].decode("ascii")) for line in listed.splitlines() if line[:1] == b"?"]
 
@@ -577,7 +433,7 @@ def _held(repository: Path, ids: Iterable[ObjectId]) -> set[ObjectId]:
     """Those of `ids` that `repository` has."""
     answers = Git(repository).run(
         "cat-file", "--batch-check=%(objectname)", input="".join(f"{id}\n" for id in ids).encode(),
-        ok=(0, 128), env=_OFFLINE,
+        ok=(0, 128), env=refs.OFFLINE,
     )  # fmt: skip
     return {ObjectId(line) for line in answers.decode("ascii").splitlines() if " " not in line}
 
@@ -588,7 +444,7 @@ def _paths(
     """Where in the trees of `commits` the `blobs` are; the first place of each."""
     found: dict[ObjectId, bytes] = {}
     for commit in commits if blobs else ():
-        for line in Git(mirror).run("ls-tree", "-r", "-z", commit, env=_OFFLINE).split(b"\0"):
+        for line in Git(mirror).run("ls-tree", "-r", "-z", commit, env=refs.OFFLINE).split(b"\0"):
             entry, _, path = line.partition(b"\t")
             id = ObjectId(entry[-40:].decode("ascii"))
             if id in blobs:
@@ -622,6 +478,12 @@ def _new(mirror: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def _gives_history_only(url: str) -> bool:
+    """Whether to ask for history without contents: of hosts, and of copies made like that."""
+    source = address.on_this_machine(url)
+    return source is None or any((source / "objects" / "pack").glob("*.promisor"))
+
+
 @contextmanager
 def _pointed_at(git: Git, url: str) -> Iterator[None]:
     """The mirror's remote at `url`; where it was before, if what is done with it fails.
@@ -645,8 +507,12 @@ def _pointed_at(git: Git, url: str) -> Iterator[None]:
 @contextmanager
 def _talking(mirror: Path, fork: str, url: str, failed: str) -> "Iterator[gitpython.Repo]":
     """The mirror in GitPython, which talks to upstreams; its errors become ours."""
-    import git as gitpython
-
+    try:
+        import git as gitpython
+    except ImportError as error:  # it looks for git when it is imported
+        raise EnvironmentFault(
+            "git is not installed, or not on PATH.", todo="Install git 2.39 or newer."
+        ) from error
     try:
         repo = gitpython.Repo(mirror)
     except gitpython.exc.InvalidGitRepositoryError as error:
@@ -667,7 +533,7 @@ def _talking(mirror: Path, fork: str, url: str, failed: str) -> "Iterator[gitpyt
     except gitpython.exc.CommandError as error:
         # git's own words, out of GitPython's frame around them
         said = error.stderr.strip().removeprefix("stderr: '").removesuffix("'")
-        said = said.replace(url, without_credentials(url))
+        said = said.replace(url, address.without_credentials(url))
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         raise _fault(fork, failed, lines) from error
     finally:
@@ -710,7 +576,7 @@ def _run_fetch(
     git_dir = Path(repo.git_dir)
     (git_dir / "FETCH_HEAD").touch()  # GitPython reads it afterwards, written or not
     options |= {"no_tags": True, "recurse_submodules": "no", "quiet": True}
-    if _local(url):
+    if address.on_this_machine(url):
         # Hosts decide what they give; with a repository of one's own there is nothing to decide.
         options["upload_pack"] = "git -c uploadpack.allowFilter=true upload-pack"
         options["allow_unsafe_options"] = True  # for the line above

@@ -12,7 +12,6 @@
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rebase import landing, manifest
+from rebase import address, landing, manifest, refs
 from rebase.errors import UsageError
 from rebase.outcome import Layer, Outcome, Pin, Status
 
@@ -61,15 +60,24 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Last:
-    """What the last replay of a fork found.
+class Run:
+    """What was to land together.
 
-    command: what was asked; group: the forks that were to land together; out: where exports go.
+    command: what was asked; targets: of all forks; without: those that could not be carried at all,
+    so that nothing could land; out: where exports go.
     """
 
     command: str
-    group: tuple[str, ...]
+    targets: tuple[Target, ...]
+    without: tuple[str, ...]
     out: str
+
+
+@dataclass(frozen=True)
+class Last:
+    """What the last replay of a fork found, and the run it was part of."""
+
+    run: Run
     target: Target
     outcomes: tuple[Outcome, ...]
 
@@ -87,8 +95,9 @@ class Workspace:
         self.recovered = landing.recover(self.landing)
         self.urls = urls or {}
         self._objects: dict[Path, Objects] = {}
-        for fork in self.urls:
+        for fork, url in self.urls.items():
             self.manifest(fork)
+            address.check(url)
 
     @cached_property
     def project(self) -> manifest.Project:
@@ -101,10 +110,15 @@ class Workspace:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only run that works on this project."""
-        if not self.state.exists():
+        ignore = self.state / ".gitignore"
+        if not ignore.exists():  # none of it is the project's
             self.state.mkdir(parents=True, exist_ok=True)
-            (self.state / ".gitignore").write_text("*\n", "ascii")  # none of it is the project's
+            ignore.write_text("*\n", "ascii")
+        from rebase import upstream
+
         with landing.lock(self.landing):
+            for mirror in self.state.glob("mirrors/*.git"):
+                upstream.unlock(mirror)
             yield
 
     @property
@@ -123,11 +137,19 @@ class Workspace:
     def url(self, fork: str) -> str:
         """Where the upstream of a fork is fetched from in this run."""
         given = self.urls.get(fork)
-        return given or manifest.locate(self.manifest(fork).upstream.url, self.root)
+        return given or address.locate(self.manifest(fork).upstream.url, self.root)
 
     def mirror(self, fork: str, source: Source) -> Path:
         name = f"{fork}.git" if source == "git" else f"{fork}.archives.git"
         return self.state / "mirrors" / name
+
+    def source(self, fork: str) -> Source:
+        """Which upstream of a fork is here. Raises UsageError where it was never fetched."""
+        if self.mirror(fork, "git").is_dir():
+            return "git"
+        if self.mirror(fork, "archives").is_dir():
+            return "archives"
+        raise _never_fetched(fork)
 
     def objects(self, fork: str, source: Source) -> "Objects":
         """The objects of a fork's mirror. Raises UsageError where it was never fetched."""
@@ -136,10 +158,7 @@ class Workspace:
         path = self.mirror(fork, source)
         if path not in self._objects:
             if not path.is_dir():
-                raise UsageError(
-                    f"{fork}: its upstream has not been fetched yet.",
-                    todo=f"Fetch it: forkman fetch {fork}",
-                )
+                raise _never_fetched(fork)
             self._objects[path] = Objects(path)
         return self._objects[path]
 
@@ -160,11 +179,9 @@ class Workspace:
                 for layer in entry.layers
             )
             return Stand("git", entry.pin, layers)
-        from rebase import upstream
-
         assert entry.archives
         tag = entry.archives.tag_of(entry.archives.pin)
-        commit = upstream.tags(self.mirror(fork, "archives")).get(tag)
+        commit = refs.tags(self.mirror(fork, "archives")).get(tag)
         if not commit:
             raise UsageError(
                 f"{fork}: the package index has no release {entry.archives.pin} of"
@@ -179,9 +196,7 @@ class Workspace:
         """What the last replay of a fork found, None where there was none."""
         data = self.read_state("last", fork)
         return data and Last(
-            data["command"],
-            tuple(data["group"]),
-            data["out"],
+            run_from(data["run"]),
             target_from(data["target"]),
             tuple(outcome_from(each) for each in data["outcomes"]),
         )
@@ -189,9 +204,7 @@ class Workspace:
     def remember(self, last: Last) -> None:
         """Keep what a replay found."""
         data = {
-            "command": last.command,
-            "group": last.group,
-            "out": last.out,
+            "run": asdict(last.run),
             "target": asdict(last.target),
             "outcomes": outcomes_data(last.outcomes),
         }
@@ -211,9 +224,15 @@ class Workspace:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}")
+        beside = path.with_suffix(".new")
         beside.write_text(json.dumps(data, indent=1), "utf-8")
         beside.replace(path)
+
+
+def _never_fetched(fork: str) -> UsageError:
+    return UsageError(
+        f"{fork}: its upstream has not been fetched yet.", todo=f"Fetch it: forkman fetch {fork}"
+    )
 
 
 def outcomes_data(outcomes: Iterable[Outcome]) -> list[dict[str, object]]:
@@ -234,6 +253,12 @@ def outcomes_data(outcomes: Iterable[Outcome]) -> list[dict[str, object]]:
 def outcome_from(data: Any) -> Outcome:
     """The inverse of one of `outcomes_data`."""
     return Outcome(**(data | {"status": Status(data["status"])}))
+
+
+def run_from(data: Any) -> Run:
+    """The inverse of `asdict`."""
+    targets = tuple(target_from(each) for each in data["targets"])
+    return Run(data["command"], targets, tuple(data["without"]), data["out"])
 
 
 def target_from(data: Any) -> Target:

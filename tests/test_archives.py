@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rebase import archives, upstream
+from rebase import archives, refs, upstream
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, ObjectId
 
@@ -258,8 +258,8 @@ def test_each_release_becomes_a_commit_and_a_tag(
 
     assert update().new_tags == ("core_v0.9.0", "core_v0.10.0")
 
-    assert list(upstream.tags(mirror)) == ["core_v0.10.0", "core_v0.9.0"]
-    assert upstream.branches(mirror) == {"archives": upstream.tags(mirror)["core_v0.10.0"]}
+    assert list(refs.tags(mirror)) == ["core_v0.10.0", "core_v0.9.0"]
+    assert refs.branches(mirror) == {"archives": refs.tags(mirror)["core_v0.10.0"]}
     assert tree(mirror, "core_v0.9.0") == {
         "megatron/core/jit.py": "100644 # 0.9.0\n",
         "run.sh": "100755 #!/bin/sh\n",
@@ -288,21 +288,21 @@ def test_ids_are_the_same_whatever_else_was_there_at_the_time(
     for version in ("0.15.2", "0.16.0"):
         index.add(version)
     update()
-    before = upstream.tags(mirror)
+    before = refs.tags(mirror)
     index.add("0.15.3")  # an older series' release, published later
     index.yanked.add("megatron_core-0.15.2.tar.gz")
     update()
-    late = upstream.tags(mirror)
+    late = refs.tags(mirror)
     assert before.items() < late.items()
-    assert upstream.branches(mirror) == {"archives": late["core_v0.16.0"]}
+    assert refs.branches(mirror) == {"archives": late["core_v0.16.0"]}
 
     index.html = True  # an index that does not give the dates
     fresh = tmp_path / "fresh.git"
     update(mirror=fresh, cache=tmp_path / "other cache")
-    assert upstream.tags(fresh).items() < late.items()
+    assert refs.tags(fresh).items() < late.items()
     one = tmp_path / "one.git"
     update(mirror=one, versions=["0.16.0"])
-    assert upstream.tags(one) == {"core_v0.16.0": late["core_v0.16.0"]}
+    assert refs.tags(one) == {"core_v0.16.0": late["core_v0.16.0"]}
 
 
 def test_what_is_there_is_not_fetched_again(index: Index, update: Update, mirror: Path) -> None:
@@ -393,12 +393,12 @@ def test_a_release_published_again_does_not_move_its_tag(
 ) -> None:
     index.add("0.9.0")
     update()
-    before = upstream.tags(mirror)
+    before = refs.tags(mirror)
     index.add("0.9.0", sdist("0.9.0", "# other\n"))
     done = update()
     assert done.new_tags == ()
     assert "another archive on the index than the one its tag was made from" in done.skipped[0]
-    assert upstream.tags(mirror) == before
+    assert refs.tags(mirror) == before
 
 
 def test_archives_of_a_folder_go_where_upstream_has_it(
@@ -498,7 +498,7 @@ def test_a_download_that_ends_early_is_tried_again(
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def refs(mirror: Path) -> bytes:
+def all_refs(mirror: Path) -> bytes:
     return Git(mirror).run("for-each-ref")
 
 
@@ -508,7 +508,7 @@ def standing(index: Index, update: Update, mirror: Path) -> bytes:
     index.add("0.9.0")
     update()
     index.add("0.9.1")
-    return refs(mirror)
+    return all_refs(mirror)
 
 
 def test_a_download_that_always_ends_early_leaves_the_old_refs(
@@ -519,7 +519,7 @@ def test_a_download_that_always_ends_early_leaves_the_old_refs(
         update()
     assert "try again" in raised.value.todo
     assert raised.value.what.isprintable()
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
     assert len(list((tmp_path / "cache").iterdir())) == 1
     index.cutting = 0
     assert update().new_tags == ("core_v0.9.1",)
@@ -531,7 +531,7 @@ def test_an_index_that_keeps_failing_is_named(
     index.failing = 100
     with pytest.raises(EnvironmentFault, match=index.url):
         update()
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
 
 
 def test_an_index_that_is_gone_is_named_without_credentials(mirror: Path, tmp_path: Path) -> None:
@@ -556,7 +556,7 @@ def test_a_full_disk_leaves_the_old_refs(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "disk" in raised.value.todo
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -569,7 +569,7 @@ def test_bytes_that_the_index_did_not_promise_are_refused(
         update()
     assert index.sha256(name) in raised.value.what
     assert hashlib.sha256(index.served[name]).hexdigest() in raised.value.what
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -593,7 +593,7 @@ def test_an_update_killed_at_any_release_leaves_the_old_refs(
                 left[0] = 0
             with pytest.raises(KeyboardInterrupt):
                 update()
-        assert refs(mirror) == standing
+        assert all_refs(mirror) == standing
     assert update().new_tags == ("core_v0.9.1", "core_v0.9.2")
     Git(mirror).run("fsck", "--strict")
 
@@ -655,7 +655,7 @@ def test_a_hostile_tar_is_refused_by_its_member(
     assert words in raised.value.what
     assert raised.value.what.isprintable()
     assert raised.value.todo == "Leave version 0.9.1 out."
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
 
 
 def zipped(name: str, mode: int = stat.S_IFREG | 0o644, content: str = "x") -> bytes:
@@ -684,7 +684,7 @@ def test_a_hostile_zip_is_refused_by_its_member(
     index.add("0.9.1", archive, ".zip")
     with pytest.raises(UsageError, match=words):
         update()
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
@@ -701,7 +701,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_by_its_member(
     )
     with pytest.raises(UsageError, match="at x/bomb it unpacks to more than 1 MB"):
         update()
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
 
 
 def test_headers_cannot_fill_the_memory(
@@ -746,7 +746,7 @@ def test_what_cannot_be_read_is_named(
         UsageError, match=r"megatron_core-0\.9\.1\.tar\.gz (cannot be read|is not u)"
     ):
         update()
-    assert refs(mirror) == standing
+    assert all_refs(mirror) == standing
 
 
 # -- parameters ----------------------------------------------------------------------------------
@@ -774,7 +774,7 @@ def test_archives_do_not_mix_with_a_git_history(index: Index, update: Update, mi
     index.add("0.9.0")
     update()
     upstream.move_refs(
-        Git(mirror), [(upstream.HEADS + "main", upstream.tags(mirror)["core_v0.9.0"])]
+        Git(mirror), [(refs.HEADS + "main", refs.tags(mirror)["core_v0.9.0"])]
     )
     with pytest.raises(UsageError, match="holds the history of a git repository"):
         update()

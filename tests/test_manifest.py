@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rebase import address
 from rebase import manifest as m
 from rebase.errors import ExitCode, UsageError
 from rebase.git import ObjectId
@@ -294,7 +295,7 @@ def test_bytes_that_are_no_utf8_are_told_with_their_line(project):
     ],
 )
 def test_addresses_git_may_be_given(url):
-    m.check_url(url)
+    address.check(url)
 
 
 @pytest.mark.parametrize(
@@ -318,14 +319,14 @@ def test_addresses_git_may_be_given(url):
     ],
 )
 def test_addresses_that_run_programs_or_pass_for_options_are_refused(url):
-    [said] = mistakes(m.check_url, url)
+    [said] = mistakes(address.check, url)
     assert said.isprintable()
 
 
 def test_a_relative_path_starts_at_its_base(tmp_path):
-    assert m.locate("../a.git", tmp_path) == f"{tmp_path}/../a.git"
+    assert address.locate("../a.git", tmp_path) == f"{tmp_path}/../a.git"
     for url in ("/a.git", "git@host:a.git", "https://host/a", "file:///a"):
-        assert m.locate(url, tmp_path) == url
+        assert address.locate(url, tmp_path) == url
 
 
 # Releases

@@ -361,3 +361,8 @@ def test_a_commit_without_a_proper_author_is_named(git: Git) -> None:
     tip = commit(git, b"x\n", base, author=b"nobody")
     with pytest.raises(UsageError, match=rf"{tip} .* not an author: b'nobody'"):
         queue.from_commits(git, base, tip, no_diff)
+
+
+def test_a_long_path_keeps_its_end_in_the_slug() -> None:
+    path = "python/sglang/srt/hardware_backend/npu/attention/ascend_backend.py"
+    assert queue.slug(path, set()) == "hardware-backend-npu-attention-ascend-backend-py"

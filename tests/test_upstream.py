@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import socket
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebase import upstream
+from rebase import address, refs, upstream
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, ObjectId
 from rebase.upstream import Gone, Moved
@@ -132,7 +133,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
         thread.join()
 
 
-def refs(mirror: Path) -> str:
+def all_refs(mirror: Path) -> str:
     return Git(mirror).run("for-each-ref").decode()
 
 
@@ -152,8 +153,8 @@ def test_the_first_fetch_makes_a_mirror_of_branches_and_tags(source: Source, mir
     fetched = upstream.fetch(mirror, str(source.path))
 
     tip = source.git("rev-parse", "HEAD")
-    assert upstream.branches(mirror) == {"main": tip, "core_r0.16": tip}
-    assert upstream.tags(mirror) == {"v1": tip, "v2": tip}  # annotated or not: the commit
+    assert refs.branches(mirror) == {"main": tip, "core_r0.16": tip}
+    assert refs.tags(mirror) == {"v1": tip, "v2": tip}  # annotated or not: the commit
     assert (fetched.new_tags, fetched.commits) == (("v1", "v2"), 1)
     assert sorted(fetched.branches) == ["core_r0.16", "main"]
     assert not Git(mirror).run("for-each-ref", "refs/forkman/")
@@ -161,10 +162,10 @@ def test_the_first_fetch_makes_a_mirror_of_branches_and_tags(source: Source, mir
 
 def test_a_fetch_of_nothing_new_brings_nothing(source: Source, mirror: Path) -> None:
     upstream.fetch(mirror, str(source.path))
-    before = refs(mirror)
+    before = all_refs(mirror)
 
     assert upstream.fetch(mirror, str(source.path)) == upstream.Fetched(str(source.path))
-    assert refs(mirror) == before
+    assert all_refs(mirror) == before
 
 
 def test_new_commits_tags_and_branches_are_counted(source: Source, mirror: Path) -> None:
@@ -179,7 +180,7 @@ def test_new_commits_tags_and_branches_are_counted(source: Source, mirror: Path)
     assert (fetched.commits, fetched.new_tags) == (2, ("v2",))
     assert sorted(fetched.branches) == ["dev", "main"]
     assert fetched.gone == fetched.moved_tags == ()
-    assert upstream.branches(mirror)["main"] == new
+    assert refs.branches(mirror)["main"] == new
 
 
 def test_progress_is_told_in_stages(source: Source, mirror: Path) -> None:
@@ -194,7 +195,7 @@ def test_a_relative_path_is_taken_from_the_current_directory(
     monkeypatch.chdir(source.path.parent)
     fetched = upstream.fetch(mirror, "source")
     assert fetched.url == str(source.path)
-    assert "main" in upstream.branches(mirror)
+    assert "main" in refs.branches(mirror)
 
 
 def test_a_file_address_is_fetched_whole(source: Source, mirror: Path) -> None:
@@ -213,8 +214,8 @@ def test_a_tag_that_moved_is_reported_and_not_followed(source: Source, mirror: P
 
     for _ in range(2):  # as often as one asks
         assert upstream.fetch(mirror, str(source.path)).moved_tags == (Moved("v1", old, new),)
-        assert upstream.tags(mirror) == {"v1": old}
-    assert upstream.branches(mirror) == {"main": new}
+        assert refs.tags(mirror) == {"v1": old}
+    assert refs.branches(mirror) == {"main": new}
 
 
 def test_a_tag_that_moved_is_followed_when_told(source: Source, mirror: Path) -> None:
@@ -230,16 +231,16 @@ def test_a_tag_that_moved_is_followed_when_told(source: Source, mirror: Path) ->
     fetched = upstream.fetch(mirror, str(source.path), accept_moved_tags=True)
 
     assert fetched.moved_tags == (Moved("v1", old, new),)
-    assert upstream.tags(mirror) == {"v1": new}
+    assert refs.tags(mirror) == {"v1": new}
     Git(mirror).run("prune", "--expire=now")
-    assert upstream.resolve(mirror, old) == old
+    assert refs.resolve(mirror, old) == old
 
 
 def test_a_tag_made_anew_on_its_commit_has_not_moved(source: Source, mirror: Path) -> None:
     upstream.fetch(mirror, str(source.path))
     source.git("tag", "-f", "-a", "-m", "signed now", "v1")
     assert upstream.fetch(mirror, str(source.path)).moved_tags == ()
-    assert upstream.tags(mirror) == {"v1": source.git("rev-parse", "HEAD")}
+    assert refs.tags(mirror) == {"v1": source.git("rev-parse", "HEAD")}
 
 
 def test_a_deleted_tag_stays(source: Source, mirror: Path) -> None:
@@ -247,7 +248,7 @@ def test_a_deleted_tag_stays(source: Source, mirror: Path) -> None:
     source.git("tag", "-d", "v1")
     source.commit(content="two")
     upstream.fetch(mirror, str(source.path))
-    assert "v1" in upstream.tags(mirror)
+    assert "v1" in refs.tags(mirror)
 
 
 def test_what_a_force_push_left_behind_stays_in_the_mirror(source: Source, mirror: Path) -> None:
@@ -260,8 +261,8 @@ def test_what_a_force_push_left_behind_stays_in_the_mirror(source: Source, mirro
 
     assert fetched.gone == (Gone("main", old, new),)
     Git(mirror).run("prune", "--expire=now")
-    assert upstream.resolve(mirror, old[:9]) == old
-    assert upstream.branches(mirror) == {"main": new}
+    assert refs.resolve(mirror, old[:9]) == old
+    assert refs.branches(mirror) == {"main": new}
 
 
 def test_what_a_deleted_branch_held_stays_in_the_mirror(source: Source, mirror: Path) -> None:
@@ -272,8 +273,8 @@ def test_what_a_deleted_branch_held_stays_in_the_mirror(source: Source, mirror: 
     source.git("branch", "-D", "dev")
 
     assert upstream.fetch(mirror, str(source.path)).gone == (Gone("dev", old, None),)
-    assert list(upstream.branches(mirror)) == ["main"]
-    assert upstream.resolve(mirror, old) == old
+    assert list(refs.branches(mirror)) == ["main"]
+    assert refs.resolve(mirror, old) == old
     assert upstream.fetch(mirror, str(source.path)).gone == ()  # said once
 
 
@@ -290,10 +291,10 @@ def test_a_branch_may_become_a_folder_of_branches(source: Source, mirror: Path) 
     upstream.fetch(mirror, str(source.path))
     source.git("branch", "-m", "core", "core/r1")
     upstream.fetch(mirror, str(source.path))
-    assert sorted(upstream.branches(mirror)) == ["core/r1", "main"]
+    assert sorted(refs.branches(mirror)) == ["core/r1", "main"]
     source.git("branch", "-m", "core/r1", "core")
     upstream.fetch(mirror, str(source.path))
-    assert sorted(upstream.branches(mirror)) == ["core", "main"]
+    assert sorted(refs.branches(mirror)) == ["core", "main"]
 
 
 # -- when something fails ------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_a_tag_that_moves_while_it_is_fetched_is_not_followed_either(
 
     monkeypatch.setattr(upstream, "_listed", then_it_moves)
     assert upstream.fetch(mirror, str(source.path)).moved_tags == (Moved("v1", old, new),)
-    assert upstream.tags(mirror) == {"v1": old}
+    assert refs.tags(mirror) == {"v1": old}
 
 
 def test_a_line_that_goes_dead_leaves_the_old_refs(
@@ -323,7 +324,7 @@ def test_a_line_that_goes_dead_leaves_the_old_refs(
     source.git("clone", "-q", "--bare", ".", str(bare))
     source.git("remote", "add", "host", str(bare))
     upstream.fetch(mirror, host.url(bare))
-    before = refs(mirror)
+    before = all_refs(mirror)
     source.commit("big", os.urandom(300_000))
     source.git("tag", "v2")
     source.git("push", "-q", "host", "main", "v2")
@@ -334,7 +335,7 @@ def test_a_line_that_goes_dead_leaves_the_old_refs(
             upstream.fetch(mirror, host.url(bare))
         assert f"slime: {host.url(bare)} could not be fetched: " in raised.value.what
         assert "try again" in raised.value.todo
-        assert refs(mirror) == before
+        assert all_refs(mirror) == before
 
     host.cut_after = None
     assert upstream.fetch(mirror, host.url(bare)).new_tags == ("v2",)
@@ -342,7 +343,7 @@ def test_a_line_that_goes_dead_leaves_the_old_refs(
 
 def test_a_full_disk_leaves_the_old_refs(source: Source, mirror: Path) -> None:
     upstream.fetch(mirror, str(source.path))
-    before = refs(mirror)
+    before = all_refs(mirror)
     source.commit("big", os.urandom(400_000))
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -352,7 +353,7 @@ def test_a_full_disk_leaves_the_old_refs(source: Source, mirror: Path) -> None:
             upstream.fetch(mirror, str(source.path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert refs(mirror) == before
+    assert all_refs(mirror) == before
 
     assert upstream.fetch(mirror, str(source.path)).commits == 1
 
@@ -407,13 +408,13 @@ def test_a_fetch_killed_at_any_ref_update_is_made_good_by_the_next(
             try:
                 upstream.fetch(mirror, str(source.path))
             except KeyboardInterrupt:
-                assert upstream.branches(mirror)["main"] == old
+                assert refs.branches(mirror)["main"] == old
             else:
                 assert survived == 3  # kept tips, branches in the way, everything else
         upstream.fetch(mirror, str(source.path))
-        assert upstream.branches(mirror) == {"main": new, "core/r1": source.git("rev-parse", "v1")}
-        assert upstream.resolve(mirror, old) == old
-        assert "incoming" not in refs(mirror)
+        assert refs.branches(mirror) == {"main": new, "core/r1": source.git("rev-parse", "v1")}
+        assert refs.resolve(mirror, old) == old
+        assert "incoming" not in all_refs(mirror)
         shutil.rmtree(mirror)
 
 
@@ -454,7 +455,7 @@ def test_another_project_at_the_address_is_refused(
     source: Source, mirror: Path, tmp_path: Path
 ) -> None:
     upstream.fetch(mirror, str(source.path))
-    before, config = refs(mirror), (mirror / "config").read_text()
+    before, config = all_refs(mirror), (mirror / "config").read_text()
     other = Source(tmp_path / "other")
     other.commit("elsewhere", "entirely")
 
@@ -462,7 +463,7 @@ def test_another_project_at_the_address_is_refused(
         upstream.fetch(mirror, str(other.path))
 
     assert str(mirror) in raised.value.todo
-    assert refs(mirror) == before
+    assert all_refs(mirror) == before
     assert (mirror / "config").read_text() == config
     assert upstream.fetch(mirror, str(source.path)).commits == 0
 
@@ -509,7 +510,7 @@ def test_a_whole_mirror_does_not_become_shallow(
     source: Source, mirror: Path, tmp_path: Path
 ) -> None:
     upstream.fetch(mirror, str(source.path))
-    before = refs(mirror)
+    before = all_refs(mirror)
     source.commit(content="two")
     source.commit(content="three")
     source.git("clone", "-q", "--depth=1", source.path.as_uri(), str(tmp_path / "cut"))
@@ -517,7 +518,7 @@ def test_a_whole_mirror_does_not_become_shallow(
     with pytest.raises(EnvironmentFault, match=r"did not give 1 .* It may be shallow"):
         upstream.fetch(mirror, str(tmp_path / "cut"))
     assert Git(mirror).text("rev-parse", "--is-shallow-repository") == "false"
-    assert refs(mirror) == before
+    assert all_refs(mirror) == before
 
 
 def test_a_partial_copy_gives_what_it_has_and_what_it_lacks_is_named(
@@ -608,7 +609,7 @@ def test_looking_for_a_revision_never_asks_the_network(
     host.connections = 0
     blob = source.git("rev-parse", "HEAD:file")
     for revision in ("1" * 40, blob, blob[:9], "v9"):
-        assert upstream.resolve(mirror, revision) is None
+        assert refs.resolve(mirror, revision) is None
     assert host.connections == 0
 
 
@@ -648,7 +649,7 @@ def test_the_users_insteadof_counts(
     config.write_text(f'[url "{source.path.parent}/"]\n\tinsteadOf = https://host.invalid/\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     upstream.fetch(mirror, "https://host.invalid/source")
-    assert "main" in upstream.branches(mirror)
+    assert "main" in refs.branches(mirror)
 
 
 def test_the_users_hooks_and_logs_stay_out_of_a_mirror(
@@ -675,7 +676,7 @@ def test_a_calling_hooks_variables_point_nowhere_else(
     monkeypatch.setenv("GIT_NAMESPACE", "elsewhere")
     upstream.fetch(mirror, str(source.path))
     tip = source.git("rev-parse", "HEAD")
-    assert upstream.branches(mirror) == {"main": tip}
+    assert refs.branches(mirror) == {"main": tip}
     assert has(mirror, tip)
     assert not has(other.path, tip)
 
@@ -691,12 +692,12 @@ def test_a_revision_is_a_full_id_a_tag_a_branch_or_a_short_id(source: Source, mi
     source.git("branch", first[:8], second)
     upstream.fetch(mirror, str(source.path))
 
-    assert upstream.resolve(mirror, first) == first
-    assert upstream.resolve(mirror, "v1") == second  # the tag, not the branch
-    assert upstream.resolve(mirror, "main") == second
-    assert upstream.resolve(mirror, first[:9]) == first
-    assert upstream.resolve(mirror, first[:8]) == second  # a branch goes before a short id
-    assert upstream.resolve(mirror, "main~1") == first
+    assert refs.resolve(mirror, first) == first
+    assert refs.resolve(mirror, "v1") == second  # the tag, not the branch
+    assert refs.resolve(mirror, "main") == second
+    assert refs.resolve(mirror, first[:9]) == first
+    assert refs.resolve(mirror, first[:8]) == second  # a branch goes before a short id
+    assert refs.resolve(mirror, "main~1") == first
 
 
 def test_a_short_id_that_names_two_commits_is_refused(source: Source, mirror: Path) -> None:
@@ -711,7 +712,7 @@ def test_a_short_id_that_names_two_commits_is_refused(source: Source, mirror: Pa
         seen[id[:4]] = id
     upstream.fetch(mirror, str(source.path))
     with pytest.raises(UsageError, match="2 commits begin with"):
-        upstream.resolve(mirror, id[:4])
+        refs.resolve(mirror, id[:4])
 
 
 @pytest.mark.parametrize(
@@ -720,7 +721,7 @@ def test_a_short_id_that_names_two_commits_is_refused(source: Source, mirror: Pa
 )
 def test_no_revision_at_all(source: Source, mirror: Path, revision: str) -> None:
     upstream.fetch(mirror, str(source.path))
-    assert upstream.resolve(mirror, revision) is None
+    assert refs.resolve(mirror, revision) is None
 
 
 def test_tags_of_tags_count_and_tags_of_files_do_not(source: Source, mirror: Path) -> None:
@@ -729,7 +730,7 @@ def test_tags_of_tags_count_and_tags_of_files_do_not(source: Source, mirror: Pat
     source.git("tag", "blob", source.git("rev-parse", "HEAD:file"))
     upstream.fetch(mirror, str(source.path))
     tip = source.git("rev-parse", "HEAD")
-    assert upstream.tags(mirror) == dict.fromkeys(("inner", "outer", "v1"), tip)
+    assert refs.tags(mirror) == dict.fromkeys(("inner", "outer", "v1"), tip)
 
 
 @pytest.mark.parametrize(
@@ -750,7 +751,7 @@ def test_tags_of_tags_count_and_tags_of_files_do_not(source: Source, mirror: Pat
     ],
 )
 def test_addresses_that_are_good(url: str) -> None:
-    upstream.check_url(url)
+    address.check(url)
 
 
 @pytest.mark.parametrize(
@@ -779,7 +780,7 @@ def test_addresses_that_are_good(url: str) -> None:
 )
 def test_addresses_that_are_refused(url: str, mirror: Path) -> None:
     with pytest.raises(UsageError):
-        upstream.check_url(url)
+        address.check(url)
     with pytest.raises(UsageError):
         upstream.fetch(mirror, url)
     assert not mirror.parent.exists()
@@ -788,7 +789,7 @@ def test_addresses_that_are_refused(url: str, mirror: Path) -> None:
 @given(st.text(max_size=30))
 def test_any_text_is_a_good_address_or_a_usage_error(url: str) -> None:
     try:
-        upstream.check_url(url)
+        address.check(url)
     except UsageError as error:
         assert error.what.isprintable()
     else:
