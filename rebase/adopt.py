@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rebase import branch, landing, mail, patch
+from rebase.carry import prepare
 from rebase.errors import NeedsPerson, UsageError
 from rebase.git import Git, GitError, ObjectId
 from rebase.mail import Mail
 from rebase.manifest import QueueFolder
 from rebase.objects import Objects
+from rebase.opened import refuse_open
 from rebase.queue import Queue
-from rebase.resolve import refuse_open
-from rebase.sync import prepare
 from rebase.workspace import Target, Workspace
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:  # `forkman status` must not wait for what the other commands 
     from rebase.adopt import Adopted
     from rebase.export import Applied, Verification
     from rebase.inspect import ForkStatus, LogEntry
-    from rebase.resolve import Open, Saved
-    from rebase.sync import Fetch
+    from rebase.opened import Open
+    from rebase.resolve import Saved
+    from rebase.targets import Fetch
 
 
 def to_json(data: Any) -> str:

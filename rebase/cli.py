@@ -73,7 +73,7 @@ def fetch(
     forks: tuple[str, ...], accept_moved_tags: bool, urls: tuple[str, ...], as_json: bool
 ) -> None:
     """Fetch upstreams: over git, or release archives where git cannot reach them."""
-    from rebase import sync as job
+    from rebase import targets as job
 
     ws = _workspace(urls)
     with _progress() as progress:

@@ -4,134 +4,28 @@
 otherwise on the branch as it is. `continue` and `skip` take the replay from conflict to conflict;
 when the last one is resolved, everything the replay was to land with lands. `save` turns the
 commits of an edited branch back into the queue. `abort` forgets it all.
-
-What is open is in `<root>/.forkman/open/<fork>.json`:
-
-    target        where the fork goes; where it stands for a plain edit
-    run           the run that ended in the conflict (see `workspace.Run`); null for a plain edit
-    rests_on      the two bases and the queue's key; if they change, it is void
-    head          the commit the branch has come to
-    outcomes      of the steps up to there; if they are as many as the steps, it is finished
-    worktree      where the person works
-    ready         whether it holds what they are to work on; false while that is being made
 """
 
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rebase import address, branch, landing, patch, worktree
-from rebase.errors import ForkmanError, NeedsPerson, UsageError
+from rebase import address, branch, landing, opened, patch, worktree
+from rebase.carry import Replayable, prepare
+from rebase.errors import NeedsPerson, UsageError
 from rebase.git import Git, ObjectId
 from rebase.mail import Mail
 from rebase.manifest import QueueFolder
+from rebase.opened import Open
 from rebase.outcome import Outcome, Report, Status
 from rebase.queue import Queue, from_commits
 from rebase.replay import Edit, Step, Upstreamed, replay
-from rebase.sync import Progress, Replayable, move, prepare
+from rebase.sync import move
+from rebase.targets import Progress
 from rebase.workspace import (
-    Run,
     Target,
     Workspace,
-    outcome_from,
-    outcomes_data,
-    run_from,
-    target_from,
 )
-
-
-@dataclass(frozen=True)
-class Open:
-    """What a person has open on a fork."""
-
-    fork: str
-    target: Target
-    run: Run | None  # what the replay that is resolved lands with; None for editing the branch
-    rests_on: tuple[str, ...]
-    head: ObjectId
-    outcomes: tuple[Outcome, ...]
-    worktree: Path
-    ready: bool = False
-
-
-def read(ws: Workspace, fork: str) -> Open | None:
-    """What is open on a fork, None where nothing is."""
-    data = ws.read_state("open", fork)
-    return data and Open(
-        fork,
-        target_from(data["target"]),
-        run_from(data["run"]) if data["run"] else None,
-        tuple(data["rests_on"]),
-        data["head"],
-        tuple(outcome_from(each) for each in data["outcomes"]),
-        Path(data["worktree"]),
-        data["ready"],
-    )
-
-
-def _write(ws: Workspace, state: Open) -> None:
-    ws.write_state(
-        "open",
-        state.fork,
-        {
-            "target": asdict(state.target),
-            "run": state.run and asdict(state.run),
-            "rests_on": state.rests_on,
-            "head": state.head,
-            "outcomes": outcomes_data(state.outcomes),
-            "worktree": str(state.worktree),
-            "ready": state.ready,
-        },
-    )
-
-
-def refuse_open(ws: Workspace, forks: Sequence[str], *, but_resolved: bool = False) -> None:
-    """Raise NeedsPerson where somebody has one of the forks open.
-
-    but_resolved: let those pass whose replay is resolved to its end, and only waits to land.
-    """
-    for fork in forks:
-        if not (state := read(ws, fork)):
-            continue
-        target = state.target
-        if state.run and ws.stand(fork, target.new.source) == target.new:
-            close(ws, fork)  # it landed, in a run that was killed right after that
-            continue
-        then = f"forkman continue {fork}, or forkman abort {fork}"
-        if not state.run:
-            what = f"{fork}: its branch is open for editing in {state.worktree}."
-            then = f"forkman save {fork}, or forkman abort {fork}"
-        elif finished(ws, target):
-            if but_resolved:
-                continue
-            what = f"{fork}: its replay onto {target.new.pin} is resolved and waits to land."
-        else:
-            what = (
-                f"{fork}: its replay onto {target.new.pin} is open in {state.worktree}"
-                f" ({len(state.outcomes)} changes done)."
-            )
-            then = f"forkman continue {fork}, forkman skip {fork}, or forkman abort {fork}"
-        raise NeedsPerson(what, todo=f"Go on with it: {then}.")
-
-
-def finished(ws: Workspace, target: Target) -> tuple[Outcome, ...] | None:
-    """The outcomes of a replay onto `target` that a person resolved to its end."""
-    state = read(ws, target.fork)
-    if not state or not state.run or state.target.new != target.new:
-        return None
-    with suppress(ForkmanError):
-        made = prepare(ws, target)
-        if state.rests_on == _rests_on(made) and len(state.outcomes) == len(made.steps):
-            return state.outcomes
-    return None
-
-
-def _rests_on(made: Replayable) -> tuple[str, ...]:
-    key = made.queue.key() if isinstance(made.queue, Queue) else made.queue
-    return (made.old, made.new, key)
-
 
 # -- opening -------------------------------------------------------------------------------------
 
@@ -140,24 +34,24 @@ def edit(ws: Workspace, fork: str) -> Open:
     """Open the fork: at the first conflict of its last replay, or else its branch as it is."""
     ws.manifest(fork)
     with ws.lock():
-        refuse_open(ws, [fork])
+        opened.refuse_open(ws, [fork])
         path = ws.state / "worktrees" / fork
         last = ws.last(fork)
         if last and last.conflicts and not _moved_since(ws, last.target):
             made = prepare(ws, last.target)
-            state = Open(fork, last.target, last.run, _rests_on(made), made.new, (), path)
+            state = Open(fork, last.target, last.run, opened.rests_on(made), made.new, (), path)
             state = _advance(ws, state, made)
             if len(state.outcomes) < len(made.steps):
                 return state
-            close(ws, fork)  # what was in conflict then is not any more
+            opened.close(ws, fork)  # what was in conflict then is not any more
         stand = ws.stand(fork, ws.source(fork))
         target = Target(fork, stand, stand, "stays")
         made = prepare(ws, target)
         tip = branch.chain(made.objects, made.new, made.steps)
         made.objects.flush()
         worktree.add(made.objects.git.directory, path, tip)
-        state = Open(fork, target, None, _rests_on(made), tip, (), path, True)
-        _write(ws, state)
+        state = Open(fork, target, None, opened.rests_on(made), tip, (), path, True)
+        opened.write(ws, state)
         return state
 
 
@@ -179,7 +73,7 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
     else:
         objects.flush()
         state = replace(state, head=head, outcomes=tuple(outcomes))
-        _write(ws, state)
+        opened.write(ws, state)
         worktree.remove(objects.git.directory, state.worktree)
         return state
     objects.flush()
@@ -191,7 +85,7 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
             todo=f"Correct the recipe (forks/{state.fork}/{step.name}), then sync again.",
         )
     state = replace(state, head=head, outcomes=tuple(outcomes), ready=False)
-    _write(ws, state)
+    opened.write(ws, state)
     worktree.add(objects.git.directory, state.worktree, head)
     # What upstream has of the change is no part of the conflict.
     tree, before = objects.tree_of(head), step.does.before
@@ -199,7 +93,7 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
     rest, _, _ = Upstreamed(objects, made.history).without(step.does, tree, conflicted)
     worktree.bring_conflict(objects, state.worktree, step, Edit(before, rest))
     state = replace(state, ready=True)
-    _write(ws, state)
+    opened.write(ws, state)
     return state
 
 
@@ -215,14 +109,14 @@ def go_on(
     """
     ws.manifest(fork)
     with ws.lock():
-        state = read(ws, fork)
+        state = opened.read(ws, fork)
         if not state or not state.run:
             raise UsageError(
                 f"{fork}: no replay is open.",
                 todo=f"After a sync that ended in a conflict, open it: forkman edit {fork}",
             )
         made = prepare(ws, state.target)
-        if state.rests_on != _rests_on(made):
+        if state.rests_on != opened.rests_on(made):
             raise NeedsPerson(
                 f"{fork}: its queue or its pin changed since this replay was opened.",
                 todo=f"Start again: forkman abort {fork}, then forkman sync",
@@ -250,7 +144,9 @@ def _land(ws: Workspace, state: Open, progress: Progress | None) -> Report:
             todo=f"Run again, which takes the resolution from here: forkman {run.command}",
         )
     others = [each.fork for each in run.targets if each.fork != fork]
-    refuse_open(ws, [each for each in others if (it := read(ws, each)) and not it.run])
+    opened.refuse_open(
+        ws, [each for each in others if (it := opened.read(ws, each)) and not it.run]
+    )
     return move(ws, run.targets, run.command, out=Path(run.out), progress=progress)
 
 
@@ -287,19 +183,9 @@ def abort(ws: Workspace, fork: str) -> Path | None:
     """Forget what is open on a fork and remove its worktree; returns where that was."""
     ws.manifest(fork)
     with ws.lock():
-        state = read(ws, fork)
-        close(ws, fork)
+        state = opened.read(ws, fork)
+        opened.close(ws, fork)
         return state.worktree if state else None
-
-
-def close(ws: Workspace, fork: str) -> None:
-    """Remove the worktree of a fork and the note that it is open."""
-    if state := read(ws, fork):
-        for source in ("git", "archives"):
-            mirror = ws.mirror(fork, source)
-            if mirror.is_dir():
-                worktree.remove(mirror, state.worktree)
-        ws.write_state("open", fork, None)
 
 
 # -- saving an edited branch ---------------------------------------------------------------------
@@ -327,7 +213,7 @@ def save(ws: Workspace, fork: str) -> Saved:
     """
     where = ws.manifest(fork).queue
     with ws.lock():
-        state = read(ws, fork)
+        state = opened.read(ws, fork)
         if not state or state.run:
             raise UsageError(
                 f"{fork}: its branch is not open for editing.", todo=f"Open it: forkman edit {fork}"
@@ -354,7 +240,7 @@ def save(ws: Workspace, fork: str) -> Saved:
                 todo="Commit it there, or undo it, then save again.",
             )
         made = prepare(ws, state.target)
-        if state.rests_on != _rests_on(made):
+        if state.rests_on != opened.rests_on(made):
             raise NeedsPerson(
                 f"{fork}: its queue or its pin changed since the branch was opened.",
                 kept="The queue, and your commits in the worktree, are as they were.",
@@ -374,7 +260,7 @@ def save(ws: Workspace, fork: str) -> Saved:
         )
         saved = replace(saved, untracked=tuple(worktree.untracked(state.worktree)))
         if not saved.untracked:  # nothing in the worktree would be lost
-            close(ws, fork)
+            opened.close(ws, fork)
         return saved
 
 

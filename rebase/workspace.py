@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rebase import address, landing, manifest, refs
-from rebase.errors import UsageError
+from rebase.errors import EnvironmentFault, UsageError
+from rebase.git import GitError
 from rebase.outcome import Layer, Outcome, Pin, Status
 
 if TYPE_CHECKING:
@@ -272,3 +273,16 @@ def target_from(data: Any) -> Target:
         for side in (data["old"], data["new"])
     )
     return Target(data["fork"], old, new, data["how"], tuple(data["notes"]))
+
+
+@contextmanager
+def mirror_faults(ws: Workspace, fork: str) -> Iterator[None]:
+    """Name the fork where git fails on its mirror."""
+    try:
+        yield
+    except GitError as error:
+        raise EnvironmentFault(
+            f"{fork}: git failed on its mirror: {error.stderr}",
+            todo="Look at the disk. If the mirror is damaged, remove"
+            f" {ws.mirror(fork, ws.source(fork))} and fetch again.",
+        ) from error

@@ -37,7 +37,7 @@ os.environ |= {"HOME": _HOME.name, "GIT_CONFIG_NOSYSTEM": "1", "COLUMNS": "300"}
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 Path(_HOME.name, ".gitconfig").write_text(
     "[user]\nname = Ann Maintainer\nemail = maintainer@example.org\n"
-    "[init]\ndefaultBranch = main\n[advice]\ndetachedHead = false\n"
+    "[init]\ndefaultBranch = main\ntemplateDir =\n[advice]\ndetachedHead = false\n"
 )
 
 Files = Mapping[str, str | bytes | None]
@@ -165,7 +165,6 @@ class Project:
         )
         branch = self.branch(fork)
         branch.path.parent.mkdir(exist_ok=True)
-        upstream.git("worktree", "prune")
         upstream.git("clone", "--quiet", str(upstream.path), str(branch.path))
         branch.git("checkout", "--quiet", "-b", "npu", pin)
         if layer:
