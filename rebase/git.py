@@ -18,9 +18,16 @@ ObjectId = NewType("ObjectId", str)  # 40 hexadecimal digits
 EMPTY_TREE = ObjectId("4b825dc642cb6eb9a060e54bf8d69288fbee4904")
 OLDEST_GIT = (2, 39)
 
-# Variables that point git at another repository or change what it prints; a hook or an alias that
-# calls forkman exports them.
-_USER = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+# Variables that point git at another repository; a hook or an alias that calls forkman exports them
+# (`git rev-parse --local-env-vars` lists them).
+_ELSEWHERE = {
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_CONFIG", "GIT_CONFIG_COUNT",
+    "GIT_CONFIG_PARAMETERS", "GIT_DIR", "GIT_GRAFT_FILE", "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE", "GIT_NAMESPACE", "GIT_NO_REPLACE_OBJECTS", "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX", "GIT_REPLACE_REF_BASE", "GIT_SHALLOW_FILE", "GIT_WORK_TREE",
+}  # fmt: skip
+_USER = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+_ANYBODY = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 _NEUTRAL = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -28,6 +35,7 @@ _NEUTRAL = {
     # From 2.43 a bare repository reads .gitattributes from HEAD; older ones ignore this variable.
     "GIT_ATTR_SOURCE": EMPTY_TREE,
     "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_NO_LAZY_FETCH": "1",  # what a blobless mirror lacks is fetched as the user, and at once
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
     "LANGUAGE": "",
@@ -77,7 +85,9 @@ class Git:
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """`run`, for callers that also need the exit status or standard error."""
-        return self._start((*_NEUTRAL_ARGS, *args), _USER | _NEUTRAL | dict(env or {}), input, ok)
+        return self._start(
+            (*_NEUTRAL_ARGS, *args), _ANYBODY | _NEUTRAL | dict(env or {}), input, ok
+        )
 
     def run_as_user(
         self, *args: str, input: bytes = b"", ok: tuple[int, ...] = (0,)

@@ -13,6 +13,7 @@ import re
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -100,15 +101,31 @@ class Objects:
             return self._odb.read(id)[1]
         except KeyError:
             pass
-        # A partial clone fetches what it lacks when git itself is asked for it.
-        found = self.git.run("cat-file", "--batch", input=id.encode() + b"\n")
-        header, _, content = found.partition(b"\n")
-        if header.endswith(b"missing"):
+        self.bring([id])
+        try:
+            return self._odb.read(id)[1]
+        except KeyError:
             raise EnvironmentFault(
                 f"The repository {self.git.directory} lacks object {id}.",
                 todo="It is shallow or partial, or damaged. Fetch it whole: forkman fetch.",
-            )
-        return content[:-1]
+            ) from None
+
+    def bring(self, ids: Collection[ObjectId]) -> None:
+        """Fetch those of the objects that a blobless mirror lacks, in one go, as the user.
+
+        What its upstream does not have either stays away.
+        """
+        if not (missing := [id for id in ids if id not in self._pending and id not in self._odb]):
+            return
+        if self.git.run("config", "remote.origin.promisor", ok=(0, 1)).strip() != b"true":
+            return
+        with suppress(GitError):
+            # As git itself fetches an object that was promised to it.
+            self.git.run_as_user(
+                "-c", "fetch.negotiationAlgorithm=noop", "fetch", "origin", "--no-tags",
+                "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none", "--stdin",
+                input="".join(f"{id}\n" for id in missing).encode(),
+            )  # fmt: skip
 
     def write(self, kind: str, content: bytes) -> ObjectId:
         """Make an object, kept in memory until `flush`."""

@@ -312,6 +312,7 @@ class Upstreamed:
         old, new = self.objects.read(base), self.objects.read(after)
         before, today = self._even(old), self._even(self.objects.read(ours))
         alone = [self._even(_apply(old, new, [hunk])) for hunk in hunks]
+        _bring(self.objects, touches)
         for touch in touches:
             if not (touch.old and touch.new and touch.old.is_file and touch.new.is_file):
                 continue
@@ -364,6 +365,12 @@ class Upstreamed:
 
 
 _Made = dict[bytes, dict[int, UpstreamCommit]]  # path → number of the hunk → who made it
+
+
+def _bring(objects: Objects, touches: Sequence[Touch]) -> None:
+    """Have the contents of what upstream did here, which a blobless mirror has to fetch."""
+    sides = {side for touch in touches for side in (touch.old, touch.new)}
+    objects.bring([side.id for side in sides if side and side.is_file])
 
 
 @dataclass(frozen=True)
@@ -495,11 +502,15 @@ def _conflicts(
         # where a file and a directory want one name, git adds the side that it is from
         name = re.sub(rb"~[0-9a-f]{40}(_\d+)?$", b"", path)
         detail = "\n".join(message for _, message in notes)
-        found.setdefault(name, Conflict(name, kind, hunks, _who(history, name, hunks), (), detail))
+        found.setdefault(
+            name, Conflict(name, kind, hunks, _who(objects, history, name, hunks), (), detail)
+        )
     return tuple(found.values())
 
 
-def _who(history: History, path: bytes, hunks: Sequence[Hunk]) -> tuple[UpstreamCommit, ...]:
+def _who(
+    objects: Objects, history: History, path: bytes, hunks: Sequence[Hunk]
+) -> tuple[UpstreamCommit, ...]:
     """The upstream commits that touched the lines in conflict; where those tell nothing, the one
     that removed the path, or else all that touched it.
     """
@@ -510,6 +521,7 @@ def _who(history: History, path: bytes, hunks: Sequence[Hunk]) -> tuple[Upstream
         for lines in [len(_lines(hunk.upstream))]
     ]
     touches = history.touching(path)
+    _bring(objects, touches)
     if touches and touches[0].new is None:
         touches = touches[:1]
     return history.of_lines(path, ranges) or tuple(touch.commit for touch in touches)

@@ -20,6 +20,10 @@ from hypothesis import strategies as st
 from rebase import address, refs, upstream
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, ObjectId
+from rebase.history import History
+from rebase.objects import FILE, Entry, Objects
+from rebase.outcome import Status
+from rebase.replay import Edit, Step, replay
 from rebase.upstream import Gone, Moved
 
 ENV = {
@@ -578,6 +582,34 @@ def test_a_host_gives_history_first_and_contents_all_at_once(
     source.commit("file0", "changed")
     upstream.fetch(mirror, host.url(source.path))
     assert not has(mirror, source.git("rev-parse", "HEAD:file0"))  # blobless it stays
+
+
+def test_a_replay_on_a_blobless_mirror_asks_once_for_what_upstream_did_in_between(
+    source: Source, mirror: Path, host: Host
+) -> None:
+    source.git("config", "uploadpack.allowFilter", "true")
+    lines = [f"line {number}\n" for number in range(40)]
+    base = source.commit("file", "".join(lines))
+    for number in range(10):
+        lines[number] = f"upstream's line {number}\n"
+        source.commit("file", "".join(lines))
+    lines[30] = "ours\n"
+    took = source.commit("file", "".join(lines))
+    lines[25] = "and on\n"
+    tip = source.commit("file", "".join(lines))
+    upstream.fetch(mirror, host.url(source.path))
+    upstream.complete(mirror, [base, tip])
+    objects = Objects(mirror)
+    before = objects.tree_of(base)
+    change = b"".join(b"ours\n" if n == 30 else b"line %d\n" % n for n in range(40))
+    after = objects.splice(before, {b"file": Entry(FILE, objects.write("blob", change))})
+    step = Step("ours.patch", b"A <a@example.org> 0 +0000", b"Ours\n", Edit(before, after))
+
+    host.connections = 0
+    [outcome] = replay(objects, [step], tip, History(objects.git, base, tip))
+    assert outcome.status is Status.ALREADY_UPSTREAM
+    assert [commit.id for commit in outcome.taken[0].by] == [took]
+    assert host.connections == 1
 
 
 def test_a_host_that_cannot_leave_contents_out_gives_all(
