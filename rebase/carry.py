@@ -11,7 +11,7 @@ from rebase.history import History
 from rebase.inspect import STATES
 from rebase.mail import Mail
 from rebase.objects import Objects
-from rebase.outcome import ForkReport, Layer, Outcome
+from rebase.outcome import ForkReport, Outcome
 from rebase.queue import Queue
 from rebase.replay import Step, replay
 from rebase.workspace import Stand, Target, Workspace, mirror_faults
@@ -43,11 +43,8 @@ def prepare(ws: Workspace, target: Target) -> Replayable:
             _bring(ws, target, commit)
     upstream.complete(objects.git.directory, pins)
 
-    def content(layer: Layer) -> bytes:
-        return ws.objects(layer.fork, "git").read(layer.blob)
-
     old, new = (
-        branch.base(objects, stand.pin.commit, stand.patches, content)
+        branch.base(objects, stand.pin.commit, stand.patches, ws.layer)
         for stand in (target.old, target.new)
     )
     history = History(objects.git, old, new)

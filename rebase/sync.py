@@ -16,7 +16,7 @@ from rebase.errors import UsageError
 from rebase.git import Git
 from rebase.inspect import BASES, STATES
 from rebase.landing import Refs
-from rebase.outcome import ForkReport, Layer, Report
+from rebase.outcome import ForkReport, Report
 from rebase.queue import Queue, RecipeFile
 from rebase.targets import Progress
 from rebase.workspace import Last, Run, Source, Target, Workspace
@@ -107,11 +107,6 @@ def verify_exports(
         if progress:
             progress(f"verify {fork}", number, len(entries))
         objects = ws.objects(fork, entry.source)
-        layers = entry.layers
-
-        def content(layer: Layer) -> bytes:
-            return ws.objects(layer.fork, "git").read(layer.blob)
-
         if not objects.git.resolve(entry.pin.commit):
             raise UsageError(
                 f"{fork}: its mirror does not have the commit {entry.pin.commit} that the export"
@@ -119,7 +114,7 @@ def verify_exports(
                 todo=f"Fetch it: forkman fetch {fork}",
             )
         upstream.complete(objects.git.directory, [entry.pin.commit])
-        base = branch.base(objects, entry.pin.commit, layers, content)
+        base = branch.base(objects, entry.pin.commit, entry.layers, ws.layer)
         objects.flush()
         found.append(export.verify(objects, index, fork, objects.tree_of(base)))
     return found

@@ -163,6 +163,10 @@ class Workspace:
             self._objects[path] = Objects(path)
         return self._objects[path]
 
+    def layer(self, layer: Layer) -> bytes:
+        """A layer's patch, by its blob."""
+        return self.objects(layer.fork, "git").read(layer.blob)
+
     def queue(self, fork: str) -> "Queue":
         """The queue of a fork that is a folder of the project."""
         from rebase import queue
