@@ -6,14 +6,13 @@ exactly, or where that fails by a three-way merge with the blobs it names, as `g
 What lands in the queue is the difference it made there.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rebase import branch, landing, mail, patch
 from rebase.carry import prepare
-from rebase.errors import NeedsPerson, UsageError
+from rebase.errors import ForkmanError, NeedsPerson, UsageError
 from rebase.git import Git, GitError, ObjectId
 from rebase.mail import Mail
 from rebase.manifest import QueueFolder
@@ -25,7 +24,10 @@ from rebase.workspace import Target, Workspace
 
 @dataclass(frozen=True)
 class Adopted:
-    """A patch that became a change. exact: it applied as it was; otherwise it was merged."""
+    """A patch that became a change. exact: it applied as it was; otherwise it was merged.
+
+    A series' cover letter says what the others do, and does nothing: it has no change.
+    """
 
     source: str
     change: str
@@ -40,7 +42,8 @@ def adopt(
     """Append patches to the queue of a fork, all of them or none.
 
     by_file: make a change of each file that a patch touches.
-    Raises NeedsPerson, naming file, hunk and line, where a patch does not apply.
+    Raises NeedsPerson, naming file, hunk and line, where a patch does not apply; all parts of it
+    where it is split.
     """
     where = ws.manifest(fork).queue
     if not isinstance(where, QueueFolder):
@@ -57,20 +60,24 @@ def adopt(
         assert isinstance(made.queue, Queue)
         queue = made.queue
         adopted: list[Adopted] = []
-        for path in patches:
-            for each in _mails(path, by_file):
-                after, exact = _apply(ws, fork, path, each, objects, tree)
-                if after == tree:
-                    raise UsageError(
-                        f"{fork}: {path} ({each.subject}) changes nothing: the branch has it.",
-                        kept="Nothing was adopted.",
-                        todo="Leave it out.",
-                    )
+        for path, whole in _read(patches):
+            if not whole.diff:
+                adopted.append(Adopted(str(path), "", whole.subject, 0, True))
+                continue
+            refused: list[ForkmanError] = []
+            for each in _parts(path, whole) if by_file else [whole]:
+                try:
+                    after, exact = _apply(ws, fork, path, each, objects, tree)
+                except (NeedsPerson, UsageError) as error:
+                    refused.append(error)
+                    continue
                 queue = queue.with_added(replace(each, diff=patch.diff(objects, tree, after)))
                 files = len(objects.changed(tree, after))
                 name = queue.changes[-1].name
                 adopted.append(Adopted(str(path), name, each.subject, files, exact))
                 tree = after
+            if refused:
+                raise _together(refused)
         folder = ws.root / where.path
         old = made.queue.files()
         landing.land(
@@ -83,8 +90,16 @@ def adopt(
     return adopted
 
 
-def _mails(path: Path, by_file: bool) -> Iterator[Mail]:
-    """The changes that a file of patches holds."""
+def _read(patches: Sequence[Path]) -> list[tuple[Path, Mail]]:
+    """The changes and the cover letters that files of patches hold."""
+    found = [(path, each) for path in patches for each in _mails(path)]
+    if not any(each.diff for _, each in found):
+        names = ", ".join(map(str, patches))
+        raise UsageError(f"{names}: there is no diff in it.", kept="Nothing was adopted.")
+    return found
+
+
+def _mails(path: Path) -> list[Mail]:
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -94,21 +109,24 @@ def _mails(path: Path, by_file: bool) -> Iterator[Mail]:
             found = mail.read_all(raw)
         except mail.NotMail:
             diff = b"".join(file.text for file in patch.parse(raw))  # without text around it
+            if not diff:
+                raise UsageError("there is no diff in it.") from None
             found = [Mail(_ident(), _encoded(path.stem) + b"\n", diff)]
-        # A series' cover letter says what the others do, and does nothing.
-        found = [each for each in found if each.diff]
-        if not found:
-            raise UsageError("there is no diff in it.")
-        split = [patch.split_files(each.diff) for each in found]
+        for each in found:
+            patch.parse(each.diff)
     except (mail.BadMail, UsageError) as error:
         todo = error.todo if isinstance(error, UsageError) else ""
         raise UsageError(f"{path}: {error}", kept="Nothing was adopted.", todo=todo) from None
-    for each, parts in zip(found, split, strict=True):
-        if not by_file or len(parts) < 2:
-            yield each
-            continue
-        for name, diff in parts:
-            yield Mail(each.author, name + b"\n\nFrom " + _encoded(path.name) + b".\n", diff)
+    return found
+
+
+def _parts(path: Path, whole: Mail) -> list[Mail]:
+    """A change as one for each file that it touches."""
+    parts = patch.split_files(whole.diff)
+    if len(parts) < 2:
+        return [whole]
+    origin = b"\n\nFrom " + _encoded(path.name) + b".\n"
+    return [Mail(whole.author, name + origin, diff) for name, diff in parts]
 
 
 def _encoded(name: str) -> bytes:
@@ -129,21 +147,41 @@ def _ident() -> bytes:
 def _apply(
     ws: Workspace, fork: str, path: Path, each: Mail, objects: Objects, tree: ObjectId
 ) -> tuple[ObjectId, bool]:
-    """The tree with the patch applied, and whether it applied exactly."""
+    """The tree with the patch applied, and whether it applied exactly.
+
+    Raises NeedsPerson where it does not apply, UsageError where it changes nothing.
+    """
+    after, exact = tree, True
     try:
-        return patch.apply(objects, tree, each.diff), True
-    except patch.Rejected as error:
-        refused = error
-    try:
-        return patch.apply(objects, tree, each.diff, three_way=True), False
-    except patch.Rejected:
-        with suppress(patch.Rejected):
-            patch.apply(objects, tree, each.diff, reverse=True)
-            return tree, False  # it is there already, as its opposite applies
-        raise NeedsPerson(
-            f"{fork}: {path} ({each.subject}) does not apply on its branch at"
-            f" {ws.manifest(fork).pin}:\n{refused}",
+        after = patch.apply(objects, tree, each.diff)
+    except patch.Rejected as refused:
+        exact = False
+        try:
+            after = patch.apply(objects, tree, each.diff, three_way=True)
+        except patch.Rejected:
+            try:  # it is there already where its opposite applies
+                patch.apply(objects, tree, each.diff, reverse=True)
+            except patch.Rejected:
+                raise NeedsPerson(
+                    f"{fork}: {path} ({each.subject}) does not apply on its branch at"
+                    f" {ws.manifest(fork).pin}:\n{refused}",
+                    kept="Nothing was adopted.",
+                    todo="Adopt it where it was made for: set the pin in"
+                    f" {ws.manifest(fork).path.name} to that commit first, then sync; or mend the"
+                    " patch.",
+                ) from None
+    if after == tree:
+        raise UsageError(
+            f"{fork}: {path} ({each.subject}) changes nothing: the branch has it.",
             kept="Nothing was adopted.",
-            todo=f"Adopt it where it was made for: set the pin in {ws.manifest(fork).path.name}"
-            " to that commit first, then sync; or mend the patch.",
-        ) from None
+            todo="Leave it out.",
+        )
+    return after, exact
+
+
+def _together(refused: Sequence[ForkmanError]) -> ForkmanError:
+    """One error for all parts of a patch that cannot be adopted."""
+    worst = min(refused, key=lambda error: error.exit_code)
+    what = "\n".join(error.what for error in refused)
+    kind = NeedsPerson if isinstance(worst, NeedsPerson) else UsageError
+    return kind(what, kept=worst.kept, todo=worst.todo)

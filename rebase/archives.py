@@ -645,16 +645,12 @@ def _known(mirror: Path, package: str, tag: str) -> dict[str, bytes]:
 
 def _tag(mirror: Path, tag: str, made: dict[str, ObjectId]) -> None:
     """Name the new commits, and let the branch follow the newest release there is."""
-    moves: list[tuple[str, ObjectId | None]] = [
-        (refs.TAGS + _name(tag, version), commit) for version, commit in made.items()
-    ]
-    tagged = dict(moves)
-    for name, commit in refs.tags(mirror).items():
-        tagged.setdefault(refs.TAGS + name, commit)
+    new = {refs.TAGS + _name(tag, version): commit for version, commit in made.items()}
+    tagged = {refs.TAGS + name: commit for name, commit in refs.tags(mirror).items()} | new
     before, after = (refs.TAGS + tag).split("{version}")
     releases = {
         version: commit
         for ref, commit in tagged.items()
         if (version := _version(ref[len(before) : len(ref) - len(after)]))
     }
-    upstream.move_refs(Git(mirror), [*moves, (BRANCH, releases[max(releases)])])
+    refs.move(mirror, new | {BRANCH: releases[max(releases)]})

@@ -5,6 +5,7 @@ The branch itself is never kept as the truth: manifests and queue are, and it is
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from weakref import WeakKeyDictionary
 
 from rebase import patch
 from rebase.errors import UsageError
@@ -12,7 +13,7 @@ from rebase.git import EMPTY_TREE, ObjectId
 from rebase.mail import Mail
 from rebase.objects import EXECUTABLE, FILE, Edits, Entry, Objects
 from rebase.outcome import Layer, Outcome, Status
-from rebase.queue import Patch, Queue, RecipeFile, from_commits
+from rebase.queue import Patch, Queue, RecipeFile, from_commits, slug
 from rebase.replay import Edit, Step
 
 _AUTHOR = b"forkman <forkman@localhost> 0 +0000"
@@ -85,9 +86,12 @@ def steps(objects: Objects, fork: str, onto: ObjectId, queue: Queue) -> list[Ste
 def branch_steps(
     objects: Objects, onto: ObjectId, tip: ObjectId
 ) -> tuple[list[Step], list[ObjectId]]:
-    """The commits onto..tip, oldest first, as steps; and the merges, which git rebase drops."""
+    """The commits onto..tip, oldest first, as steps; and the merges, which git rebase drops.
+
+    A step has a slug of its subject as name: unlike a commit's id, it outlives a rebase.
+    """
     branch = from_commits(objects.git, onto, tip, lambda old, new: b"")
-    found = []
+    found, names = list[Step](), set[str]()
     for id, mail in zip(branch.commits, branch.mails, strict=True):
         parent = objects.read(id).split(b"\n", 2)[1]
         before = (
@@ -96,7 +100,9 @@ def branch_steps(
             else EMPTY_TREE
         )
         edit = Edit(before, objects.tree_of(id))
-        found.append(Step(id[:9], mail.author, mail.message, edit))
+        name = slug(mail.subject, names)
+        names.add(name)
+        found.append(Step(name, mail.author, mail.message, edit))
     return found, branch.merges
 
 
@@ -149,19 +155,27 @@ def recipe_step(change: RecipeFile) -> Step:
     return Step(change.name, loaded.author, message, run)
 
 
+# Each recipe looks through much the same files, in the old base's tree and in the new one's.
+_contents: WeakKeyDictionary[Objects, dict[ObjectId, bytes]] = WeakKeyDictionary()
+
+
 class Files:
     """The regular files of a tree, as recipes read them."""
 
     def __init__(self, objects: Objects, tree: ObjectId) -> None:
         self._objects = objects
+        self._known = _contents.setdefault(objects, {})
         self._files = {path: entry for path, entry in objects.walk(tree) if entry.is_file}
 
     def paths(self, under: bytes = b"") -> Iterable[bytes]:
         return (path for path in self._files if path.startswith(under))
 
     def read(self, path: bytes) -> bytes | None:
-        entry = self._files.get(path)
-        return self._objects.read(entry.id) if entry else None
+        if not (entry := self._files.get(path)):
+            return None
+        if entry.id not in self._known:
+            self._known[entry.id] = self._objects.read(entry.id)
+        return self._known[entry.id]
 
     def grep(self, literal: bytes, paths: Iterable[bytes]) -> Iterable[bytes]:
         return (path for path in paths if literal in (self.read(path) or b""))

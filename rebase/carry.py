@@ -8,7 +8,7 @@ from rebase import address, branch, manifest, refs, upstream
 from rebase.errors import EnvironmentFault, ForkmanError, NeedsPerson, UsageError
 from rebase.git import ObjectId
 from rebase.history import History
-from rebase.inspect import STATES
+from rebase.inspect import QUEUED, STATES
 from rebase.mail import Mail
 from rebase.objects import Objects
 from rebase.outcome import ForkReport, Outcome
@@ -31,6 +31,7 @@ class Replayable:
     steps: tuple[Step, ...]
     queue: Queue | ObjectId  # the folder's, or the tip of the branch that it is
     merges: tuple[ObjectId, ...] = ()
+    notes: tuple[str, ...] = ()  # what the upstream cannot give
 
 
 def prepare(ws: Workspace, target: Target) -> Replayable:
@@ -41,7 +42,7 @@ def prepare(ws: Workspace, target: Target) -> Replayable:
     for commit in pins:
         if not objects.git.resolve(commit):
             _bring(ws, target, commit)
-    upstream.complete(objects.git.directory, pins)
+    notes = upstream.lacking(upstream.complete(objects.git.directory, pins))
 
     old, new = (
         branch.base(objects, stand.pin.commit, stand.patches, ws.layer)
@@ -54,18 +55,42 @@ def prepare(ws: Workspace, target: Target) -> Replayable:
     if isinstance(where, manifest.QueueFolder):
         queue = ws.queue(fork)
         steps = branch.steps(objects, fork, old, queue)
-        return Replayable(objects, old, new, history, tuple(steps), queue)
+        return Replayable(objects, old, new, history, tuple(steps), queue, notes=notes)
     url = address.locate(where.url, ws.root)
     tip = upstream.fetch_ref(objects.git.directory, url, where.ref, _QUEUE)
     on_pin = objects.git.call("merge-base", "--is-ancestor", pins[0], tip, ok=(0, 1))
     if on_pin.returncode:
-        raise NeedsPerson(
-            f"{fork}: its queue, the branch {where.ref} of {where.url}, does not stand on the pin"
-            f" {target.old.pin}.",
-            todo=f"Push what the last sync made of it: {push(ws, target.old, fork, where, tip)}",
-        )
+        raise _off_its_pin(ws, target, objects, where, tip)
     steps, merges = branch.branch_steps(objects, old, tip)
-    return Replayable(objects, old, new, history, tuple(steps), tip, tuple(merges))
+    return Replayable(objects, old, new, history, tuple(steps), tip, tuple(merges), notes)
+
+
+def _off_its_pin(
+    ws: Workspace, target: Target, objects: Objects, where: manifest.QueueBranch, tip: ObjectId
+) -> NeedsPerson:
+    """What to do about a branch that was not pushed after a landing, or was pushed to since."""
+    fork, pin = target.fork, str(target.old.pin)
+    what = f"{fork}: its queue, the branch {where.ref} of {where.url}, does not stand on the pin"
+    what += f" {pin}."
+    landed, made_from = (objects.git.resolve(ref + pin) for ref in (STATES, QUEUED))
+    if not (landed and made_from):
+        todo = (
+            f"If a sync on another machine set this pin, push {where.ref} from there, as its report"
+            " said. Else rebase it onto the pin."
+        )
+    elif made_from == tip:
+        todo = f"Push what the last sync made of it: {push(ws, target.old, fork, where, tip)}"
+    else:  # a push of the landed branch would throw away what came since
+        what += f" Somebody pushed to it since that was landed ({made_from[:9]} → {tip[:9]})."
+        url = address.locate(where.url, ws.root)
+        commands = (
+            ("git", "fetch", str(objects.git.directory), STATES + pin),
+            ("git", "rebase", "--onto", "FETCH_HEAD", made_from, tip),
+            ("git", "push", f"--force-with-lease={where.ref}:{tip}", url, f"HEAD:{where.ref}"),
+        )
+        todo = "Take what was pushed onto what landed, in a clone of that repository:\n"
+        todo += "\n".join(map(shlex.join, commands))
+    return NeedsPerson(what, todo=todo)
 
 
 def _in_line(ws: Workspace, target: Target, objects: Objects) -> tuple[ObjectId, ObjectId]:
@@ -140,7 +165,7 @@ def carry(ws: Workspace, target: Target, resolved: Sequence[Outcome] | None = No
         out_of_reach = isinstance(error, EnvironmentFault)
         report = replace(report, problem=error.what, todo=error.todo, unreachable=out_of_reach)
         return Carried(target, report)
-    notes = target.notes
+    notes = target.notes + made.notes
     if made.merges:
         merged = ", ".join(id[:9] for id in made.merges)
         notes += (f"Merges in the queue's branch are left out, as git rebase does: {merged}.",)

@@ -1,14 +1,15 @@
 """The command line: turns arguments into calls and results into exit codes; it decides nothing."""
 
+import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from rebase.errors import EnvironmentFault, ExitCode, ForkmanError
+from rebase.errors import EnvironmentFault, ExitCode, ForkmanError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,18 @@ _upstream = click.option(
 _moved = click.option(
     "--accept-moved-tags", is_flag=True, help="Let tags move that upstream moved."
 )
+
+
+def _named(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not value.strip():  # an unset variable of a script
+        raise click.BadParameter("it is empty", ctx, param)
+    return value
+
+
 _dry = click.option("--dry-run", "dry", is_flag=True, help="Decide everything, write nothing.")
+_at = click.option(
+    "--at", metavar="REV", help="A tag, branch or commit of upstream.  [default: the pin]"
+)
 _summary = click.option(
     "--summary",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -44,7 +56,24 @@ _summary = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Command(click.Command):
+    """A command whose errors become words and an exit code (see `ExitCode`)."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            _fail(error, ctx.params.get("as_json", False), ctx.params.get("summary"))
+
+
+class _Group(click.Group):
+    command_class = _Command
+    group_class = type
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="forkman", prog_name="forkman")
 def cli() -> None:
     """Keep hardware forks of fast-moving projects alive.
@@ -79,13 +108,15 @@ def fetch(
     with _progress() as progress:
         rows = job.fetch_all(ws, forks, progress=progress, accept_moved_tags=accept_moved_tags)
     _print(as_json, rows, "fetch")
-    if faults := [row.fault for row in rows if row.fault and not row.source]:
+    if faults := [row.fault for row in rows if row.fault]:
         sys.exit(max(fault.exit_code for fault in faults))
 
 
 @cli.command()
 @click.argument("forks", nargs=-1, metavar="[FORK]...")
-@click.option("--to", metavar="TAG|COMMIT|latest|main", help="Where to go instead.")
+@click.option(
+    "--to", metavar="TAG|COMMIT|latest|main", callback=_named, help="Where to go instead."
+)
 @_dry
 @_out
 @_moved
@@ -119,29 +150,39 @@ def sync(
 
 @cli.command()
 @click.argument("fork")
-@click.option("--onto", required=True, metavar="REV", help="A tag, branch or commit of upstream.")
+@click.option(
+    "--onto",
+    required=True,
+    metavar="REV",
+    callback=_named,
+    help="A tag, branch or commit of upstream.",
+)
 @_dry
 @_out
+@_upstream
 @_json
-def rebase(fork: str, onto: str, dry: bool, out: Path | None, as_json: bool) -> None:
+def rebase(
+    fork: str, onto: str, dry: bool, out: Path | None, urls: tuple[str, ...], as_json: bool
+) -> None:
     """Replay one fork's queue onto another upstream revision, and land it."""
     from rebase import sync as job
 
     with _progress() as progress:
-        report = job.rebase(_workspace(), fork, onto, dry=dry, out=out, progress=progress)
+        report = job.rebase(_workspace(urls), fork, onto, dry=dry, out=out, progress=progress)
     _finish(report, as_json)
 
 
 @cli.command()
 @click.argument("forks", nargs=-1, metavar="[FORK]...")
 @_out
+@_upstream
 @_json
-def export(forks: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+def export(forks: tuple[str, ...], out: Path | None, urls: tuple[str, ...], as_json: bool) -> None:
     """Write the patches of each fork, at its pin, for downstream."""
     from rebase import sync as job
 
     with _progress() as progress:
-        report = job.export_forks(_workspace(), forks, out=out, progress=progress)
+        report = job.export_forks(_workspace(urls), forks, out=out, progress=progress)
     _finish(report, as_json)
 
 
@@ -180,7 +221,7 @@ def apply(
     from rebase import export as job
 
     row = job.apply_to(index, checkout, fork=fork, reverse=reverse, check=check)
-    _print(as_json, row, "applied")
+    _print(as_json, row, "applies" if check else "taken_away" if reverse else "applied")
 
 
 @cli.command()
@@ -206,13 +247,82 @@ def diff(fork: str, old: str | None, new: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("fork")
+@click.argument("forks", nargs=-1, metavar="[FORK]...")
+@_at
+@click.option(
+    "--accept",
+    metavar="REASON",
+    help="Accept all residue found in FORK, with this reason, beside its queue.",
+)
 @_json
-def edit(fork: str, as_json: bool) -> None:
+def audit(forks: tuple[str, ...], at: str | None, accept: str | None, as_json: bool) -> None:
+    """Look for what a clean replay hides: CUDA-only code, broken contracts, broken files."""
+    from rebase import audit as job
+
+    ws = _workspace()
+    if accept is not None:
+        if len(forks) != 1:
+            raise click.UsageError("--accept needs one FORK: each has its own reasons.")
+        done = job.accept(ws, forks[0], accept, at=at)
+        _print(as_json, done, "accepted")
+        rows = [done.left]
+    else:
+        with _progress() as progress:
+            rows = job.audit(ws, forks, at=at, progress=progress)
+        _print(as_json, rows, "audited")
+    if any(row.findings for row in rows):
+        sys.exit(ExitCode.PERSON)
+
+
+@cli.command()
+@click.argument("forks", nargs=-1, metavar="[FORK]...")
+@click.option(
+    "--at", "revisions", multiple=True, metavar="REV", help="At this revision; may be repeated."
+)
+@_json
+def needs(forks: tuple[str, ...], revisions: tuple[str, ...], as_json: bool) -> None:
+    """What each branch must do, and how that is met at each target."""
+    from rebase import needs as job
+
+    with _progress() as progress:
+        rows = job.needs(_workspace(), forks, at=revisions, progress=progress)
+    _print(as_json, rows, "needs")
+    if not all(row.how for row in rows):
+        sys.exit(ExitCode.PERSON)
+
+
+@cli.group()
+def recipe() -> None:
+    """Write recipes: changes that say which code to change."""
+
+
+@recipe.command(name="try")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@_at
+@_json
+def try_(file: Path, at: str | None, as_json: bool) -> None:
+    """Show what a recipe would do to an upstream revision, and say of itself; touches nothing.
+
+    FILE lies in its fork's folder (forks/FORK/name.py); the series need not name it yet.
+    """
+    from rebase import trial
+    from rebase.outcome import Status
+
+    done = trial.attempt(_workspace(), file, at=at)
+    _print(as_json, done, "tried")
+    if done.outcome.status is Status.CONFLICT:
+        sys.exit(ExitCode.PERSON)
+
+
+@cli.command()
+@click.argument("fork")
+@_upstream
+@_json
+def edit(fork: str, urls: tuple[str, ...], as_json: bool) -> None:
     """Open a worktree: at the conflict of the last replay, or else on the branch."""
     from rebase import resolve
 
-    _print(as_json, resolve.edit(_workspace(), fork), "opened")
+    _print(as_json, resolve.edit(_workspace(urls), fork), "opened")
 
 
 @cli.command()
@@ -235,6 +345,7 @@ def _go_on(fork: str, as_json: bool, skip: bool) -> None:
         _finish(result, as_json)
     else:
         _print(as_json, result, "opened")
+        sys.exit(ExitCode.PERSON)
 
 
 @cli.command(name="continue")
@@ -269,12 +380,15 @@ def abort(fork: str, as_json: bool) -> None:
     "patches", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATCH..."
 )
 @click.option("--split", type=click.Choice(["file"]), help="Make a change of each file.")
+@_upstream
 @_json
-def adopt(fork: str, patches: tuple[Path, ...], split: str | None, as_json: bool) -> None:
+def adopt(
+    fork: str, patches: tuple[Path, ...], split: str | None, urls: tuple[str, ...], as_json: bool
+) -> None:
     """Bring existing patches into a fork's queue: diffs or mails, squashed or a series."""
     from rebase import adopt as job
 
-    rows = job.adopt(_workspace(), fork, patches, by_file=split == "file")
+    rows = job.adopt(_workspace(urls), fork, patches, by_file=split == "file")
     _print(as_json, rows, "adopted")
 
 
@@ -292,7 +406,13 @@ def _workspace(urls: tuple[str, ...] = ()) -> "Workspace":
         if not (fork and equals and url):
             raise click.BadParameter(f"{pair!r} is not FORK=URL", param_hint="--upstream")
         given[fork] = url
-    ws = Workspace(find_root(Path.cwd()), given)
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # a worktree that a landing or an abort removed
+        raise UsageError(
+            "The current directory is gone.", todo="Go into the project, then run this again."
+        ) from None
+    ws = Workspace(find_root(here), given)
     if ws.recovered:
         click.echo(ws.recovered, err=True)
     return ws
@@ -319,7 +439,10 @@ def _print(as_json: bool, data: Any, show: str) -> None:
     if as_json:
         click.echo(answers.to_json(data))
     else:
-        getattr(answers, show)(data, _console())
+        console = _console()
+        if not console.is_terminal:
+            console.width = 10_000  # a pipe has no width, and names are not to be wrapped
+        getattr(answers, show)(data, console)
 
 
 def _finish(done: "Report", as_json: bool, summary: Path | None = None) -> None:
@@ -331,42 +454,57 @@ def _finish(done: "Report", as_json: bool, summary: Path | None = None) -> None:
     else:
         report.show(done, _console())
     if summary:
-        with summary.open("a", encoding="utf-8") as file:
-            file.write(report.markdown(done))
+        try:
+            _summarise(summary, report.markdown(done))
+        except EnvironmentFault as error:  # standard output has its one answer already
+            _fail(error, as_json=False, summary=None)
     sys.exit(done.exit_code)
 
 
-def main() -> None:
-    """Run forkman; errors become words and exit codes (see `ExitCode`)."""
+def _summarise(path: Path, text: str) -> None:
     try:
-        cli(prog_name="forkman")
-    except ForkmanError as error:
-        from rebase import report
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The summary {path} cannot be written: {error.strerror}.",
+            kept="What the report above says was done.",
+        ) from None
 
-        report.show_error(error, _console(stderr=True))
-        sys.exit(error.exit_code)
-    except Exception as error:
-        _fail(error)
 
-
-def _fail(error: Exception) -> NoReturn:
-    """End on an error that is not forkman's own words."""
+def _fail(error: Exception, as_json: bool, summary: Path | None) -> NoReturn:
+    """End on an error, with its words and its exit code."""
     from rebase import report
     from rebase.git import GitError
+    from rebase.words import reason
 
     if isinstance(error, OSError | GitError):
-        fault = EnvironmentFault(
-            str(error),
-            kept="Pins, queues and exports are as they were.",
+        error = EnvironmentFault(
+            reason(error) if isinstance(error, OSError) else str(error),
+            kept="Pins, queues and exports are the old ones or the new ones, all together.",
             todo="Look at the disk, the network and git, then run this again.",
         )
-        report.show_error(fault, _console(stderr=True))
-        sys.exit(ExitCode.ENVIRONMENT)
-    import traceback
+    if not isinstance(error, ForkmanError):
+        import traceback
 
-    traceback.print_exception(error)
-    click.echo("This is a bug in forkman; nothing more was changed. Please report it.", err=True)
-    sys.exit(ExitCode.BUG)
+        traceback.print_exception(error)
+        click.echo("This is a bug in forkman. Please report it.", err=True)
+        sys.exit(ExitCode.BUG)
+    report.show_error(error, _console(stderr=True))
+    with suppress(OSError, EnvironmentFault):  # that these cannot be written may be the error
+        if as_json:
+            click.echo(report.error_json(error))
+        if summary:
+            _summarise(summary, report.error_markdown(error))
+    sys.exit(error.exit_code)
+
+
+def main() -> None:
+    """Run forkman. What a terminal's encoding lacks is shown as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    cli(prog_name="forkman")
 
 
 if __name__ == "__main__":

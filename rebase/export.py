@@ -1,7 +1,7 @@
 """Exports: the patches downstream applies, and the index that says onto what.
 
     <out>/<export name>             a fork's whole change as one patch; nothing but the diff
-    <out>/<fork>/0001-<slug>.patch  the same as mails for `git am`, one a change
+    <out>/<fork>/0001-<slug>.patch  the same as mails for `git am --keep --keep-cr`, one a change
     <out>/index.json                what it all is
 
 The index is JSON in UTF-8, keys sorted, two spaces of indentation, a final newline:
@@ -18,8 +18,11 @@ The index is JSON in UTF-8, keys sorted, two spaces of indentation, a final newl
                      where each lies in another fork's upstream, and its blob
          "before":   the tree of the pin with its layers: what the patch applies to
          "after":    the tree with the patch applied
-         "patch":    {"path", "sha256"}: the one patch; paths are relative to the index's folder
-         "series":   [{"path", "sha256"}]: the mails, in order}}}
+         "patch":    {"path", "sha256"}: the one patch; paths are relative to the index's folder;
+                     null where `after` is `before`, for git apply refuses a patch without a diff
+         "series":   [{"path", "sha256"}]: the mails, in order
+         "empty":    [name of a change]: those without a diff, at which git am would stop; they are
+                     in no file}}}
 
 The same input gives the same bytes on any machine. `verify` applies what was *written* with every
 tool downstream may use and compares trees, on a small tree of the touched files. `apply_to` is
@@ -90,12 +93,13 @@ class Exported:
     layers: tuple[Layer, ...]
     before: ObjectId
     after: ObjectId
-    patch: File
+    patch: File | None
     series: tuple[File, ...]
+    empty: tuple[str, ...]
 
     @property
     def files(self) -> tuple[File, ...]:
-        return (self.patch, *self.series)
+        return (self.patch, *self.series) if self.patch else self.series
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -106,17 +110,20 @@ def export(objects: Objects, fork: ForkExport) -> tuple[Exported, dict[str, byte
 
     Writing them is the caller's, together with the index.
     """
-    whole = (fork.name, patch.diff(objects, fork.base, fork.tip))
-    series = [
-        (f"{fork.fork}/{number:04}-{_slug(name)}.patch", mail.write(change))
-        for number, (name, change) in enumerate(fork.changes, 1)
-    ]
-    listed, *rest = (File(path, _sha256(content)) for path, content in (whole, *series))
+    whole = patch.diff(objects, fork.base, fork.tip)
+    changes = [(name, change) for name, change in fork.changes if change.diff]
+    series = {
+        f"{fork.fork}/{number:04}-{_slug(name)}.patch": mail.write(change)
+        for number, (name, change) in enumerate(changes, 1)
+    }
     entry = Exported(
         fork.fork, fork.upstream, fork.source, fork.pin, fork.layers,
-        before=fork.base, after=fork.tip, patch=listed, series=tuple(rest),
+        before=fork.base, after=fork.tip,
+        patch=File(fork.name, _sha256(whole)) if whole else None,
+        series=tuple(File(path, _sha256(content)) for path, content in series.items()),
+        empty=tuple(name for name, change in fork.changes if not change.diff),
     )  # fmt: skip
-    return entry, dict((whole, *series))
+    return entry, ({fork.name: whole} if whole else {}) | series
 
 
 def index(forks: Iterable[Exported]) -> bytes:
@@ -135,6 +142,11 @@ def _sha256(content: bytes) -> str:
 
 # -- reading -------------------------------------------------------------------------------------
 
+
+class DamagedIndex(UsageError):
+    """An index that says nothing this forkman can use; only a new export can mend it."""
+
+
 _HEX = {"sha256": re.compile("[0-9a-f]{64}"), "an object's id": re.compile("[0-9a-f]{40}")}
 _SAFE_PATH = re.compile(r"(?!.*(^|/)\.)[^/\\\0-\x1f\x7f]+(/[^/\\\0-\x1f\x7f]+)*")
 
@@ -142,7 +154,8 @@ _SAFE_PATH = re.compile(r"(?!.*(^|/)\.)[^/\\\0-\x1f\x7f]+(/[^/\\\0-\x1f\x7f]+)*"
 def read_index(path: Path) -> dict[str, Exported]:
     """The forks of an index, by name. path: the index, or the folder it is in.
 
-    Raises UsageError where it is no index of ours, or names files outside its folder.
+    Raises UsageError where there is none, DamagedIndex where it is no index of ours, or names files
+    outside its folder.
     """
     from pydantic import TypeAdapter, ValidationError  # only who reads an index pays for it
 
@@ -151,7 +164,7 @@ def read_index(path: Path) -> dict[str, Exported]:
         content = json.loads(path.read_bytes())
         version = content["version"]
         if version != _VERSION:
-            raise UsageError(
+            raise DamagedIndex(
                 f"{path} is of version {version!r}; this forkman reads version {_VERSION}.",
                 todo="Use the forkman that wrote it, or export again.",
             )
@@ -171,14 +184,30 @@ def read_index(path: Path) -> dict[str, Exported]:
     return forks
 
 
+def listed(out: Path, *, all_anew: bool) -> dict[str, Exported]:
+    """The forks of the index in the folder `out`, by name; none where there is no index yet.
+
+    all_anew: every fork is exported anew, so a damaged index does not matter and counts as none.
+    Otherwise raises DamagedIndex: what it said of the other forks would be lost.
+    """
+    if not (out / INDEX).exists():
+        return {}
+    try:
+        return read_index(out)
+    except DamagedIndex:
+        if all_anew:
+            return {}
+        raise
+
+
 def _index_file(path: Path) -> Path:
     return path / INDEX if path.is_dir() else path
 
 
-def _bad_index(path: Path, wrong: Iterable[str]) -> UsageError:
-    return UsageError(
+def _bad_index(path: Path, wrong: Iterable[str]) -> DamagedIndex:
+    return DamagedIndex(
         "\n".join(f"{path}: {mistake}" for mistake in wrong),
-        todo="Export again: forkman export.",
+        todo="Export all forks again: forkman export.",
     )
 
 
@@ -233,7 +262,8 @@ class Finding:
 class Verification:
     """What came of verifying one fork's export.
 
-    done: the ways of applying it that were tried; skipped: those that were not, each with why.
+    done: the ways of applying it that gave the right tree; skipped: those that were not tried, each
+    with why; what is wrong is in `findings`.
     """
 
     fork: str
@@ -271,13 +301,17 @@ def verify(objects: Objects, path: Path, fork: str, base: ObjectId) -> Verificat
     if any(finding.how == "read" for finding in findings):
         return Verification(fork, (), (), tuple(findings))
 
-    whole = contents.pop(entry.patch.path)
+    whole = contents.pop(entry.patch.path) if entry.patch else b""
     done, skipped = [], []
     with _bench(objects, base, whole, contents) as bench:
         for how, where, way in _WAYS:
-            name = fork if where == "series" else entry.patch.path
+            given = contents if where == "series" else whole
+            if not given and base == entry.after:
+                skipped.append((how, "there is nothing to apply"))
+                continue
+            name = entry.patch.path if entry.patch and where == "patch" else fork
             try:
-                tree = way(bench)
+                tree = way(bench) if given else base
             except _Unfit as reason:
                 skipped.append((how, str(reason)))
                 continue
@@ -288,9 +322,10 @@ def verify(objects: Objects, path: Path, fork: str, base: ObjectId) -> Verificat
             except _Stopped as error:
                 findings += (Finding(error.file or name, how, line) for line in error.lines)
             else:
-                if tree != entry.after:
+                if tree == entry.after:
+                    done.append(how)
+                else:
                     findings.append(Finding(name, how, _other(bench.objects, tree, entry.after)))
-            done.append(how)
     return Verification(fork, tuple(done), tuple(skipped), tuple(findings))
 
 
@@ -350,9 +385,7 @@ def _bench(
     )
     mirror.flush()
     around = patch.around(mirror, base, touched)
-    for entry in around.values():
-        if entry.mode != SUBMODULE:
-            mirror.read(entry.id)  # a partial clone fetches it; a borrower could not
+    mirror.need(around)  # a partial clone fetches them; a borrower could not
     lender = Path(mirror.repository.path).resolve() / "objects"
     with _scratch(lender) as objects:
         small = objects.splice(EMPTY_TREE, around)
@@ -370,7 +403,11 @@ def _scratch(lender: Path | None = None) -> Iterator[Objects]:
             alternates = git_dir / "objects" / "info" / "alternates"
             alternates.parent.mkdir(exist_ok=True)
             alternates.write_text(f"{lender}\n")
-        yield Objects(git_dir)
+        try:
+            yield Objects(git_dir)
+        except OSError as error:
+            place = error.filename or folder
+            raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from error
 
 
 def _other(objects: Objects, tree: ObjectId, wanted: ObjectId) -> str:
@@ -450,12 +487,11 @@ def _am(bench: _Bench, *options: str) -> ObjectId:
         Path(mails[-1]).write_bytes(content)
     git = Git(worktree)
     git.run("update-ref", "HEAD", commit, env=env)
-    if mails:
-        try:
-            git.run(*_SWIFT, "am", "--quiet", "--empty=keep", *options, *mails, env=env)
-        except GitError as error:
-            shutil.rmtree(bench.objects.git.directory / "rebase-apply", ignore_errors=True)
-            raise _where_it_stopped(bench, error.stderr) from None
+    try:
+        git.run(*_SWIFT, "am", "--quiet", *options, *mails, env=env)
+    except GitError as error:
+        shutil.rmtree(bench.objects.git.directory / "rebase-apply", ignore_errors=True)
+        raise _where_it_stopped(bench, error.stderr) from None
     tree = git.run("rev-parse", "HEAD^{tree}", env=env)
     return bench.whole(ObjectId(tree.decode("ascii").strip()))
 
@@ -524,9 +560,11 @@ def apply_to(
     Raises UsageError, NeedsPerson where the content does not fit, EnvironmentFault.
     """
     entry = _pick(read_index(path), fork, path)
-    whole = _read_whole(_index_file(path).parent, entry)
     if not checkout.is_dir():
         raise UsageError(f"{checkout} is no directory.")
+    if entry.patch is None:  # the branch is as its pin
+        return Applied(entry.fork, (), ())
+    whole = _read_whole(_index_file(path).parent, entry.patch)
     checkout = checkout.resolve()
     paths = patch.paths(whole)
     before = _look(checkout, paths)
@@ -534,7 +572,7 @@ def apply_to(
     with _scratch() as objects:
         tree = _tree(objects, before)
         states = {name: _state(objects, tree, part, reverse) for name, part in parts}
-        _refuse_misfits(entry, checkout, states, reverse)
+        _refuse_misfits(entry, entry.patch.path, checkout, states, reverse)
         lacking = b"".join(part for name, part in parts if not states[name].has)
         after = patch.apply(objects, tree, lacking, reverse=reverse)
         edits: dict[bytes, _Content | None] = {
@@ -552,21 +590,21 @@ def apply_to(
     return Applied(entry.fork, tuple(sorted(edits)), tuple(sorted(moved)))
 
 
-def _read_whole(folder: Path, entry: Exported) -> bytes:
-    path = folder / entry.patch.path
+def _read_whole(folder: Path, file: File) -> bytes:
+    path = folder / file.path
     try:
         whole = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}, which the index names: {error.strerror}.") from None
-    if _sha256(whole) != entry.patch.sha256:
+    if _sha256(whole) != file.sha256:
         raise NeedsPerson(
             f"{path} is not the patch that was exported: its SHA-256 is another.",
             todo="Get the export again; forkman verify says what was changed.",
         )
-    for file in patch.parse(whole):
-        if SUBMODULE in file.modes:
+    for part in patch.parse(whole):
+        if SUBMODULE in part.modes:
             raise UsageError(
-                f"{path} moves the submodule {patch.show(file.path)}, which is no file.",
+                f"{path} moves the submodule {patch.show(part.path)}, which is no file.",
                 todo="Apply it in a clone: git apply --index.",
             )
     return whole
@@ -633,22 +671,20 @@ def _misfit(objects: Objects, tree: ObjectId, part: bytes, reverse: bool) -> str
 
 
 def _refuse_misfits(
-    entry: Exported, checkout: Path, states: Mapping[bytes, _State], reverse: bool
+    entry: Exported, file: str, checkout: Path, states: Mapping[bytes, _State], reverse: bool
 ) -> None:
     """Raise NeedsPerson unless every file of the checkout fits, alone and beside the others."""
     onto = " and ".join([str(entry.pin), *(layer.path for layer in entry.layers)])
-    todo = f"{entry.patch.path} is made for {entry.fork} at {onto}; use that."
+    todo = f"{file} is made for {entry.fork} at {onto}; use that."
     verb = "taken off" if reverse else "applied to"
     if misfits := [state.misfit for state in states.values() if state.misfit]:
-        raise NeedsPerson(
-            "\n".join((f"{entry.patch.path} cannot be {verb} {checkout}:", *misfits)), todo=todo
-        )
+        raise NeedsPerson("\n".join((f"{file} cannot be {verb} {checkout}:", *misfits)), todo=todo)
     having = [patch.show(name) for name, state in states.items() if state.has]
     exact = all(state.exact for state in states.values())
     if 0 < len(having) < len(states) and not exact:
         have = "lack the change" if reverse else "have the change already"
         raise NeedsPerson(
-            f"{entry.patch.path} cannot be {verb} {checkout}: some of its files {have}, "
+            f"{file} cannot be {verb} {checkout}: some of its files {have}, "
             f"and not all are as they were at the pin or on the branch: {', '.join(having)}.",
             todo=todo,
         )

@@ -7,8 +7,10 @@ worktrees in which people resolve conflicts are the user's own ground: proxies, 
 """
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NewType
 
@@ -16,7 +18,7 @@ from rebase.errors import EnvironmentFault
 
 ObjectId = NewType("ObjectId", str)  # 40 hexadecimal digits
 EMPTY_TREE = ObjectId("4b825dc642cb6eb9a060e54bf8d69288fbee4904")
-OLDEST_GIT = (2, 39)
+_OLDEST = (2, 39)
 
 # Variables that point git at another repository; a hook or an alias that calls forkman exports them
 # (`git rev-parse --local-env-vars` lists them).
@@ -45,7 +47,7 @@ _NEUTRAL_ARGS = ("-c", f"core.attributesFile={os.devnull}")
 
 
 class GitError(Exception):
-    """git exited with an error.
+    """git exited with an error. As text: what it said, then which command of git's said it.
 
     args: what git was asked; status: its exit status; stderr: what it said, as text.
     """
@@ -54,7 +56,10 @@ class GitError(Exception):
         self.command = args
         self.status = status
         self.stderr = stderr.decode("utf-8", "replace").strip()
-        super().__init__(f"git {' '.join(args)}: exit {status}: {self.stderr}")
+        words = iter(args)
+        # The options before the command are forkman's own; -c has its value in the next word.
+        name = next((w for w in words if not (w == "-c" and next(words)) and w[:1] != "-"), "")
+        super().__init__(f"{self.stderr or 'no reason given'} (git {name}, exit status {status})")
 
 
 class Git:
@@ -118,15 +123,33 @@ class Git:
         except FileNotFoundError as error:
             if not self.directory.is_dir():
                 raise EnvironmentFault(f"The repository {self.directory} is gone.") from error
-            raise EnvironmentFault(
-                "git is not installed, or not on PATH.", todo="Install git 2.39 or newer."
-            ) from error
+            raise _no_git() from error
         if done.returncode not in ok:
+            check_version()
             raise GitError(args, done.returncode, done.stderr)
         return done
 
 
-def git_version() -> tuple[int, ...]:
-    """The installed git's version, as numbers: (2, 39, 5)."""
-    text = Git(Path.cwd()).text("--version").removeprefix("git version ").split()[0]
-    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+def _no_git() -> EnvironmentFault:
+    return EnvironmentFault(
+        "git is not installed, or not on PATH.", todo="Install git 2.39 or newer."
+    )
+
+
+@cache
+def check_version() -> None:
+    """Raise EnvironmentFault where the installed git is older than forkman can use.
+
+    A fetch asks, and whoever meets an error of git's, which then is the reason; commands that read
+    what is here do not pay for a process.
+    """
+    try:
+        said = subprocess.run(["git", "--version"], env=_ANYBODY, capture_output=True).stdout
+    except FileNotFoundError as error:
+        raise _no_git() from error
+    found = re.match(rb"git version ((\d+)\.(\d+)\S*)", said)
+    if found and (int(found[2]), int(found[3])) < _OLDEST:
+        raise EnvironmentFault(
+            f"git {found[1].decode('ascii', 'replace')} is too old for forkman.",
+            todo="Install git 2.39 or newer, and have it first on PATH.",
+        )

@@ -10,8 +10,10 @@ from rebase.objects import Entry
 from rebase.outcome import UpstreamCommit
 
 _FORMAT = "tformat:%H%x00%s%x00%an%x00%as"  # a commit is four fields; -z ends each with a NUL
-# GitHub's `(#12)` and `Merge pull request #12`, GitLab's `project!12`
-_PULL_REQUEST = re.compile(r"\(#(\d+)\)|Merge pull request #(\d+)|!(\d+)\b")
+# What names a commit's own pull request, the surest first: GitHub's `(#12)` at the end and `Merge
+# pull request #12`, GitLab's `project!12`, `(#12)` anywhere; what a revert quotes is another's.
+_PULL_REQUEST = (r"\(#(\d+)\)\s*$", r"^Merge pull request #(\d+)", r"!(\d+)\b", r"\(#(\d+)\)")
+_REVERTED = re.compile(r'^Revert ".*"')
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,13 @@ def _entry(mode: str, id: str) -> Entry | None:
 
 def _commit(id: bytes, subject: bytes, author: bytes, date: bytes) -> UpstreamCommit:
     text = subject.decode("utf-8", "replace")
-    number = _PULL_REQUEST.search(text)
+    own = _REVERTED.sub("", text)
+    numbers = (found[1] for each in _PULL_REQUEST if (found := re.search(each, own)))
+    number = next(numbers, None)
     return UpstreamCommit(
         ObjectId(id.decode("ascii").strip()),
         text,
         author.decode("utf-8", "replace"),
         date.decode("ascii", "replace"),
-        int(next(group for group in number.groups() if group)) if number else None,
+        int(number) if number else None,
     )

@@ -11,6 +11,7 @@ from rebase.workspace import Workspace
 
 # `sync` writes them; this module is on the path of `forkman status`, which must start at once.
 STATES, BASES = "refs/forkman/states/", "refs/forkman/bases/"
+QUEUED = "refs/forkman/queued/"  # where a queue is a branch: its tip from which a state was made
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class ForkStatus:
 
     newest: upstream's newest release as last fetched; None where nothing was fetched or there is
     none. changes: how many the queue has; None where it is a branch elsewhere.
-    open: what a person has open on it: "a conflict", "the branch", or "".
+    open: what a person has open on it: "a conflict", "a resolved replay", "the branch", or "".
     last: how the last replay ended: the target and the count of each outcome; "" where none was.
     """
 
@@ -65,8 +66,13 @@ def _status(ws: Workspace, fork: str) -> ForkStatus:
         if not series.is_file():
             raise UsageError(f"{fork}: its queue has no {entry.queue.path}/series.")
         lines = series.read_bytes().splitlines()
-        changes = sum(1 for line in lines if line.strip() and not line.startswith(b"#"))
-    state = ws.read_state("open", fork)
+        changes = sum(1 for line in lines if line.strip() and not line.lstrip().startswith(b"#"))
+    state, opened = ws.read_state("open", fork), ""
+    if state and not state["run"]:
+        opened = "the branch"
+    elif state:
+        waits = len(state["outcomes"]) == state["steps"]
+        opened = "a resolved replay" if waits else "a conflict"
     last = ws.last(fork)
     counts: dict[str, int] = {}
     for outcome in last.outcomes if last else ():
@@ -77,7 +83,7 @@ def _status(ws: Workspace, fork: str) -> ForkStatus:
         manifest.newest(entry, names) if names else None,
         names is not None,
         changes,
-        "" if not state else "a conflict" if state["run"] else "the branch",
+        opened,
         ""
         if not last
         else f"{last.target.new.pin}: "
@@ -86,14 +92,24 @@ def _status(ws: Workspace, fork: str) -> ForkStatus:
 
 
 def log(ws: Workspace, fork: str) -> list[LogEntry]:
-    """The queue of a fork, each change with its last outcome."""
+    """The queue of a fork, each change with its last outcome.
+
+    Raises UsageError for a queue that is a branch elsewhere and was not replayed yet.
+    """
     from rebase import branch
     from rebase.queue import Patch
 
     last = ws.last(fork)
     outcomes = {outcome.change: outcome for outcome in last.outcomes} if last else {}
     found: list[LogEntry] = []
-    if not isinstance(ws.manifest(fork).queue, QueueFolder):
+    where = ws.manifest(fork).queue
+    if not isinstance(where, QueueFolder):
+        if not last:
+            raise UsageError(
+                f"{fork}: its queue is the branch {where.ref} of {where.url}, and no replay has"
+                " read its changes yet.",
+                todo=f"They show here after one: forkman sync --dry-run {fork}",
+            )
         for outcome in outcomes.values():
             found.append(
                 LogEntry(outcome.change, outcome.subject, "", outcome.status.value, outcome.note)
@@ -130,14 +146,14 @@ def range_diff(ws: Workspace, fork: str, old: str | None, new: str | None) -> st
     if not (old and new):
         here = str(ws.stand(fork, source).pin)
         states.sort(key=lambda name: name == here)  # the last, also where a fork went back
-        if len(states) < 2:
+        if len(states) < 1 + (old is None or old == here):
             raise UsageError(
                 f"{fork}: {len(states)} state(s) of its branch are known: "
                 + (", ".join(states) or "none")
                 + ".",
                 todo="A state is kept each time a fork lands on another pin.",
             )
-        old, new = states[-2], states[-1]
+        old, new = old or states[-2], new or states[-1]
     for name in (old, new):
         if name not in states:
             raise UsageError(

@@ -34,8 +34,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from rebase import refs
 from rebase.errors import EnvironmentFault, NeedsPerson
-from rebase.git import Git, GitError, ObjectId
+from rebase.git import GitError, ObjectId
+from rebase.words import reason
 
 Refs = Mapping[str, ObjectId | None]
 
@@ -97,7 +99,8 @@ def lock(state: Path) -> Iterator[None]:
             todo="Run this again when that run has ended.",
         ) from None
     except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
-        raise EnvironmentFault(f"{state} cannot be locked: {error}") from error
+        why = reason(error) if isinstance(error, OSError) else error
+        raise EnvironmentFault(f"{state} cannot be locked: {why}") from error
     try:
         if outermost:
             # Not the whole command line: an upstream's address may hold a password.
@@ -118,6 +121,8 @@ def land(state: Path, landing: Landing) -> None:
     """
     with lock(state):
         recover(state)
+        if (state / "plan.json").exists():  # which recovery let be
+            _clear_away(state)
         plan = _prepare(landing)
         if not plan.steps and not plan.refs:
             return
@@ -128,7 +133,8 @@ def land(state: Path, landing: Landing) -> None:
                 (state / "plan.json").replace(journal)  # the decision
         except BaseException:
             if not journal.exists():
-                _undo(state, plan)
+                with suppress(EnvironmentFault):  # the next run tries again; the cause is told
+                    _undo(state, plan)
             raise
         _carry_out(state, plan)
 
@@ -137,13 +143,16 @@ def recover(state: Path) -> str | None:
     """Finish a landing that was decided and interrupted, or remove one that was not decided.
 
     Run it before anything reads or writes project files. Returns what it did, as a sentence; None
-    (without any lock) where nothing was to do.
+    (without any lock) where nothing was to do. What was not decided and cannot be removed stays, as
+    the sentence then says: it stops nobody who only reads.
     Raises EnvironmentFault where another run is landing just now or the landing cannot go on, and
     NeedsPerson where a target was edited since: neither version is lost.
     """
     path, journal = state / "plan.json", state / "journal.json"
     if not (path.exists() or journal.exists()):
         return None
+    if not journal.exists() and not os.access(state, os.W_OK):
+        return f"An interrupted landing cannot be cleared away: {state} is read-only."
     with lock(state):
         if journal.exists():
             try:
@@ -157,12 +166,20 @@ def recover(state: Path) -> str | None:
             return _carry_out(state, plan)
         if path.exists():
             try:
-                plan = _load(state, path)
-            except ValueError:  # killed while writing it, when nothing was staged yet
-                plan = _Plan("", (), (), {})
-            _undo(state, plan)
+                _clear_away(state)
+            except EnvironmentFault as error:
+                return f"{error.what}. Nothing of it was landed, and it counts for nothing."
             return "Removed what an interrupted landing had prepared; nothing of it was landed."
     return None
+
+
+def _clear_away(state: Path) -> None:
+    """Remove what an undecided landing prepared."""
+    try:
+        plan = _load(state, state / "plan.json")
+    except ValueError:  # killed while writing it, when nothing was staged yet
+        plan = _Plan("", (), (), {})
+    _undo(state, plan)
 
 
 # -- before the decision -------------------------------------------------------------------------
@@ -188,8 +205,13 @@ def _prepare(landing: Landing) -> _Plan:
                 f"{path} is a link or no file; forkman replaces only plain files.",
                 todo="Move it away, then run this again.",
             )
-        if new is None and old is not None and not os.access(path.parent, os.W_OK | os.X_OK):
-            raise EnvironmentFault(f"{path} cannot be deleted: {path.parent} is read-only.")
+        folder = next(parent for parent in path.parents if parent.exists())
+        if old != new and folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            verb = "deleted" if new is None else "written"
+            raise EnvironmentFault(
+                f"{path} cannot be {verb}: {folder} is read-only.",
+                todo=f"Make {folder} writable, then run this again.",
+            )
         staged = None if content is None else path.parent / f".forkman-{token}-{number}"
         if old != new:
             steps.append(_Step(path, staged, old, new))
@@ -205,9 +227,9 @@ def _prepare(landing: Landing) -> _Plan:
 
 def _stage(state: Path, plan: _Plan, landing: Landing) -> None:
     """Put everything the landing needs on the disks, and try its refs."""
-    for git_dir, refs in plan.refs.items():
+    for git_dir, moves in plan.refs.items():
         with _fault(f"The refs of {git_dir} cannot be moved"):
-            _update_refs(git_dir, refs, "abort")
+            refs.move(git_dir, moves, log=True, dry=True)
     _write(state / "plan.json", _dump(state, plan), state / "plan.json")
     _sync([state])
     for directory in plan.directories:
@@ -232,14 +254,20 @@ def _write(path: Path, content: bytes, target: Path) -> None:
 
 
 def _undo(state: Path, plan: _Plan) -> None:
-    """Remove what was prepared, its plan last."""
-    with _fault(f"What was prepared to replace files cannot be removed ({state / 'plan.json'})"):
-        for step in plan.steps:
-            if step.staged:
+    """Remove what was prepared: all that can be; its plan last, when nothing is left."""
+    left: list[OSError] = []
+    for step in plan.steps:
+        if step.staged:
+            try:
                 _remove(step.staged)
-        for directory in reversed(plan.directories):
-            with suppress(OSError):  # somebody put something there
-                directory.rmdir()
+            except OSError as error:
+                left.append(error)
+    for directory in reversed(plan.directories):
+        with suppress(OSError):  # somebody put something there
+            directory.rmdir()
+    with _fault("What an interrupted landing had prepared cannot be removed"):
+        if left:
+            raise left[0]
         (state / "plan.json").unlink(missing_ok=True)
 
 
@@ -288,25 +316,16 @@ def _carry_out(state: Path, plan: _Plan) -> str:
                 with suppress(OSError):  # it holds other files
                     step.target.parent.rmdir()
         _sync([step.target.parent for step in plan.steps])
-        for git_dir, refs in plan.refs.items():
+        for git_dir, moves in plan.refs.items():
             # A mirror removed meanwhile took its branch along; the next replay makes it again.
             if git_dir.exists():
-                _update_refs(git_dir, refs, "commit")
+                refs.move(git_dir, moves, log=True)
         (state / "journal.json").unlink()
         _sync([state])
     said = f"Finished a landing begun {plan.begun} that was interrupted."
     if left:
         said += f" Left as they are, edited since: {', '.join(map(str, left))}."
     return said
-
-
-def _update_refs(git_dir: Path, refs: Refs, end: str) -> None:
-    """Move refs in one transaction; `end` is commit, or abort to only try whether it would work."""
-    commands = [
-        f"delete {ref}\0\0" if id is None else f"update {ref}\0{id}\0\0" for ref, id in refs.items()
-    ]
-    script = "".join(["start\0", *commands, f"prepare\0{end}\0"])
-    Git(git_dir).run("update-ref", "--stdin", "-z", input=os.fsencode(script))
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -325,7 +344,7 @@ def _dump(state: Path, plan: _Plan) -> bytes:
             "begun": plan.begun,
             "steps": [[name(s.target), name(s.staged), s.old, s.new] for s in plan.steps],
             "directories": [name(path) for path in plan.directories],
-            "refs": {name(git_dir): dict(refs) for git_dir, refs in plan.refs.items()},
+            "refs": {name(git_dir): dict(moves) for git_dir, moves in plan.refs.items()},
         },
         indent=1,
     ).encode()
@@ -343,7 +362,7 @@ def _load(state: Path, path: Path) -> _Plan:
             for target, staged, old, new in data["steps"]
         ),
         tuple(root / name for name in data["directories"]),
-        {root / name: refs for name, refs in data["refs"].items()},
+        {root / name: moves for name, moves in data["refs"].items()},
     )
 
 
@@ -363,7 +382,9 @@ def _digest(path: Path) -> str | None:
 
 
 def _remove(path: Path) -> None:
+    # A read-only file system refuses to remove even what is not there.
     with suppress(FileNotFoundError, NotADirectoryError):
+        path.lstat()
         path.unlink()
 
 
@@ -374,6 +395,9 @@ def _sync(directories: Iterable[Path]) -> None:
             descriptor = os.open(directory, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
+            except OSError as error:
+                error.filename = str(directory)
+                raise
             finally:
                 os.close(descriptor)
 
@@ -384,7 +408,8 @@ def _fault(what: str, kept: str = "Nothing was changed.", todo: str = "") -> Ite
     try:
         yield
     except (OSError, GitError) as error:
-        raise EnvironmentFault(f"{what}: {error}", kept=kept, todo=todo) from error
+        why = reason(error) if isinstance(error, OSError) else error
+        raise EnvironmentFault(f"{what}: {why}", kept=kept, todo=todo) from error
 
 
 def _now() -> str:

@@ -28,6 +28,8 @@ r"""Manifests: where each upstream stands. One TOML file a fork, and `stack.toml
     patches = [{ path = "…", blob = "<40 digits>" }]
                                   what the layer is at the present pins: a path alone does not say
                                   which patch, for such files are edited after their release
+    [audit]?                      what of upstream runs on the NPU, and is looked at for residue:
+    paths = ["megatron/core"]     files and folders of its tree (see `rebase.audit`)
     [queue]
     path = "forks/slime"          a folder of the project; or a branch of a repository: `url`, `ref`
     [export]
@@ -169,7 +171,10 @@ class QueueBranch:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One fork. path: its manifest's file; export: the name of the file downstream applies."""
+    """One fork. path: its manifest's file; export: the name of the file downstream applies.
+
+    audit: the files and folders of upstream that run on the NPU; without any, there is no audit.
+    """
 
     fork: str
     path: Path
@@ -180,6 +185,7 @@ class Manifest:
     archives: Archives | None = None
     follow: Follow | None = None
     layers: tuple[Layer, ...] = ()
+    audit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -686,6 +692,10 @@ _MANIFEST = _table(
             {"prefix": _text(lambda path: _no_tree_path(path) if path else None)},
         ),
         "follow": _table(Follow, {"fork": _FORK, "file": _TREE_PATH, "pattern": _FINDER}),
+        "audit": _table(
+            lambda paths: tuple(paths),
+            {"paths": list_schema(_TREE_PATH, min_length=1, strict=True)},
+        ),
         "layers": list_schema(
             _table(
                 _layer,

@@ -22,6 +22,7 @@ import pygit2
 
 from rebase.errors import EnvironmentFault
 from rebase.git import EMPTY_TREE, Git, GitError, ObjectId
+from rebase.words import visible
 
 # Reading objects needs no configuration, and the user's must not matter.
 for _level in (
@@ -115,7 +116,7 @@ class Objects:
 
         What its upstream does not have either stays away.
         """
-        if not (missing := [id for id in ids if id not in self._pending and id not in self._odb]):
+        if not (missing := self._missing(ids)):
             return
         if self.git.run("config", "remote.origin.promisor", ok=(0, 1)).strip() != b"true":
             return
@@ -126,6 +127,26 @@ class Objects:
                 "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none", "--stdin",
                 input="".join(f"{id}\n" for id in missing).encode(),
             )  # fmt: skip
+
+    def need(self, files: Mapping[bytes, Entry]) -> None:
+        """Have the contents of these files. Raises EnvironmentFault that names what is lacking."""
+        ids = {entry.id for entry in files.values() if entry.mode != SUBMODULE}
+        self.bring(ids)
+        if missing := set(self._missing(ids)):
+            named = [
+                f"{visible(path)} (blob {entry.id})"
+                for path, entry in sorted(files.items())
+                if entry.id in missing
+            ]
+            raise EnvironmentFault(
+                f"{self.git.directory.stem}: neither the repository {self.git.directory} nor what "
+                f"it was fetched from has the content of {', '.join(named)}.",
+                todo="Its source is a partial copy. Fetch from a whole one: "
+                "forkman fetch --upstream FORK=ADDRESS.",
+            )
+
+    def _missing(self, ids: Collection[ObjectId]) -> list[ObjectId]:
+        return [id for id in ids if id not in self._pending and id not in self._odb]
 
     def write(self, kind: str, content: bytes) -> ObjectId:
         """Make an object, kept in memory until `flush`."""

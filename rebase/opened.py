@@ -7,10 +7,14 @@ It is in `<root>/.forkman/open/<fork>.json`:
     rests_on      the two bases and the queue's key; if they change, it is void
     head          the commit the branch has come to
     outcomes      of the steps up to there; if they are as many as the steps, it is finished
+    steps         how many there are
+    change, files the change in conflict and the files it is in; empty for a plain edit
+    remembered    the resolutions git's rerere knew before; `abort` forgets the others
     worktree      where the person works
     ready         whether it holds what they are to work on; false while that is being made
 """
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -44,25 +48,49 @@ class Open:
     head: ObjectId
     outcomes: tuple[Outcome, ...]
     worktree: Path
+    steps: int
+    remembered: tuple[str, ...] = ()
+    change: str = ""
+    files: tuple[str, ...] = ()
     ready: bool = False
+
+    @property
+    def resolved(self) -> bool:
+        """Whether nothing is in conflict any more, and it only waits to land."""
+        return self.run is not None and len(self.outcomes) == self.steps
 
 
 def read(ws: Workspace, fork: str) -> Open | None:
     """What is open on a fork, None where nothing is."""
-    data = ws.read_state("open", fork)
-    return data and Open(
-        fork,
-        target_from(data["target"]),
-        run_from(data["run"]) if data["run"] else None,
-        tuple(data["rests_on"]),
-        data["head"],
-        tuple(outcome_from(each) for each in data["outcomes"]),
-        Path(data["worktree"]),
-        data["ready"],
-    )
+    path = ws.state / "open" / f"{fork}.json"
+    try:
+        data = json.loads(path.read_bytes())
+        return Open(
+            fork,
+            target_from(data["target"]),
+            run_from(data["run"]) if data["run"] else None,
+            tuple(data["rests_on"]),
+            data["head"],
+            tuple(outcome_from(each) for each in data["outcomes"]),
+            Path(data["worktree"]),
+            data["steps"],
+            tuple(data["remembered"]),
+            data["change"],
+            tuple(data["files"]),
+            data["ready"],
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise NeedsPerson(
+            f"{fork}: {path}, which says what is open on it, cannot be read: {error!r}.",
+            kept="The worktree and what is in it are as they were.",
+            todo=f"Take what you need from {ws.state / 'worktrees' / fork}, then remove {path}.",
+        ) from None
 
 
 def write(ws: Workspace, state: Open) -> None:
+    """Keep what is open, whole or not at all."""
     ws.write_state(
         "open",
         state.fork,
@@ -73,6 +101,10 @@ def write(ws: Workspace, state: Open) -> None:
             "head": state.head,
             "outcomes": outcomes_data(state.outcomes),
             "worktree": str(state.worktree),
+            "steps": state.steps,
+            "remembered": state.remembered,
+            "change": state.change,
+            "files": state.files,
             "ready": state.ready,
         },
     )

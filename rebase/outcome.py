@@ -92,7 +92,8 @@ class Taken:
 class Outcome:
     """How the replay of one change ended.
 
-    change: its file name in the series (for a queue that is a branch: its commit's short id).
+    change: its file name in the series (for a queue that is a branch: a slug
+    of its subject).
     subject: the first line of its message, as text.
     commit: the commit made, None where there is none; tree: the tree the branch has after it.
     taken: what of it upstream already has; the rest was applied, or there is no rest.
@@ -126,6 +127,88 @@ class Pin:
 
 
 @dataclass(frozen=True)
+class Site:
+    """A place in upstream's code that only CUDA has an answer for.
+
+    scope: the dotted names of the definitions it is in, "" at module level.
+    kind: which of `rebase.residue`'s kinds it is; code: what stands there, in short.
+    """
+
+    path: str
+    line: int
+    scope: str
+    kind: str
+    code: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in a file of accepted sites, whatever its line."""
+        return f"{self.path}:{self.scope}"
+
+
+@dataclass(frozen=True)
+class Stale:
+    """What was accepted and is there no more: `what` says which, `reason` why it was accepted."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A contract that upstream does not keep.
+
+    contract: the name or the flag; why: what of ours relies on it; detail: what is wrong.
+    by: the upstream commit that broke it; empty where the history does not say.
+    """
+
+    contract: str
+    why: str
+    detail: str
+    by: tuple[UpstreamCommit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unparsed:
+    """A file that changes of ours touch, and that does not parse under the fork's Python."""
+
+    path: str
+    line: int
+    detail: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a replay that conflicts nowhere may still hide.
+
+    at: where the fork's branch was looked at.
+    residue: CUDA-only code that nobody accepted; in a sync, what was not there at the old pin.
+    contracts: those that are broken; in a sync, those that held at the old pin.
+    unparsed: files that our changes broke.
+    accepted: how many sites are; kept: how many contracts are.
+    before: what would be a finding in a sync, had it not been so at the old pin already.
+    stale: what was accepted, and is there no more.
+    """
+
+    fork: str
+    at: Pin
+    residue: tuple[Site, ...] = ()
+    contracts: tuple[Broken, ...] = ()
+    unparsed: tuple[Unparsed, ...] = ()
+    accepted: int = 0
+    kept: int = 0
+    before: int = 0
+    stale: tuple[Stale, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> int:
+        """How many things a person has to look at."""
+        return len(self.residue) + len(self.contracts) + len(self.unparsed)
+
+
+@dataclass(frozen=True)
 class Layer:
     """A patch from another fork's tree that goes on before ours, as it was at a pin."""
 
@@ -145,6 +228,7 @@ class ForkReport:
     problem: why the fork could not be carried at all (its upstream is out of reach, a layer does
     not apply); todo: what to do about it.
     notes: what else a maintainer must know, a sentence each (moved tags, a source's limits).
+    audit: what a clean replay may hide; None where nothing was audited.
     """
 
     fork: str
@@ -157,10 +241,16 @@ class ForkReport:
     todo: str = ""
     unreachable: bool = False
     notes: tuple[str, ...] = ()
+    audit: Audit | None = None
 
     @property
     def conflicts(self) -> tuple[Outcome, ...]:
         return tuple(o for o in self.outcomes if o.status is Status.CONFLICT)
+
+    @property
+    def findings(self) -> int:
+        """How many things of the audit a person has to look at."""
+        return self.audit.findings if self.audit else 0
 
     @property
     def moved(self) -> bool:
@@ -172,7 +262,7 @@ class Report:
     """What one run did.
 
     command: the words it was asked with ("sync", "rebase slime"). landed: pins, queues and exports
-    were written; dry: they would have been. written: paths written, relative to the project.
+    were written; dry: they would have been. written, removed: paths, relative to the project.
     """
 
     command: str
@@ -180,13 +270,15 @@ class Report:
     landed: bool
     dry: bool = False
     written: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
         """What it means for the script that asked."""
-        if any((fork.problem and not fork.unreachable) or fork.conflicts for fork in self.forks):
-            return ExitCode.PERSON
+        for fork in self.forks:
+            if (fork.problem and not fork.unreachable) or fork.conflicts or fork.findings:
+                return ExitCode.PERSON
         if any(fork.unreachable for fork in self.forks):
             return ExitCode.ENVIRONMENT
         return ExitCode.DONE

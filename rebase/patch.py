@@ -21,9 +21,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rebase.errors import UsageError
-from rebase.git import GitError, ObjectId
-from rebase.objects import TREE, Entry, Objects
+from rebase.errors import EnvironmentFault, UsageError
+from rebase.git import ObjectId
+from rebase.objects import SUBMODULE, TREE, Entry, Objects
+from rebase.words import split_lines
 
 # -- making a patch ------------------------------------------------------------------------------
 
@@ -179,8 +180,7 @@ def parse(patch: bytes) -> list[FilePatch]:
     Hunks are read by their line counts, because a line of a file may look like a header.
     Raises UsageError where the patch is damaged or names a path outside the tree.
     """
-    lines = patch.split(b"\n")
-    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    lines = split_lines(patch)
     files = []
     at = 0
     while at < len(lines):
@@ -320,6 +320,7 @@ def _parse_hunk(lines: Sequence[bytes], start: int) -> tuple[PatchHunk, int]:
 
 def _names(first: bytes, named: Mapping[bytes, bytes]) -> tuple[bytes | None, bytes | None]:
     """A file's path before and after, from its header lines."""
+    _check_prefixes(first, named)
     if b"+++" in named:
         old, new = (_strip(named[side].partition(b"\t")[0]) for side in (b"---", b"+++"))
     else:
@@ -337,6 +338,27 @@ def _names(first: bytes, named: Mapping[bytes, bytes]) -> tuple[bytes | None, by
     if not (old or new):
         raise UsageError(f"The patch is damaged: {show(first.strip())} names no file.")
     return old, new
+
+
+def _check_prefixes(first: bytes, named: Mapping[bytes, bytes]) -> None:
+    """Raise UsageError for a patch without `a/` and `b/`: read as `-p1` it is for other files."""
+    sides = [named[side].partition(b"\t")[0] for side in (b"---", b"+++") if side in named]
+    sides = [side for side in sides if side != b"/dev/null"]
+    header = first.removeprefix(b"diff --git ").rstrip(b"\n")
+    half = header[: len(header) // 2]
+    bare = [name for name in sides if b"/" not in name]
+    if header == half + b" " + half:  # with prefixes the two differ
+        bare.append(half)
+    for move in (b"rename", b"copy"):
+        if header == b" ".join(named.get(move + end, b"") for end in (b" from", b" to")):
+            bare.append(named[move + b" from"])
+    if not first.startswith(b"diff --git ") and len(sides) == 2 and sides[0] == sides[1]:
+        bare.append(sides[0])
+    if bare and not _unquote(bare[0]).startswith((b"a/", b"b/", b"/")):
+        raise UsageError(
+            f"The patch names {show(_unquote(bare[0]))} without the prefixes a/ and b/.",
+            todo="Make it again with them: git -c diff.noprefix=false diff (or format-patch).",
+        )
 
 
 def _common_name(first: bytes) -> bytes | None:
@@ -456,7 +478,8 @@ def apply(
 
     three_way: where a hunk's context is not there, merge with the blob the patch was made from,
     named in its `index` lines, as `git apply --3way` does. reverse: take the patch back.
-    Raises Rejected, or UsageError where the patch is damaged or its paths leave the tree.
+    Raises Rejected, UsageError where the patch is damaged or its paths leave the tree, and
+    EnvironmentFault where the repository lacks a file or cannot be written.
     """
     (result,) = apply_series(objects, tree, [patch], three_way=three_way, reverse=reverse)
     return result
@@ -473,7 +496,7 @@ def apply_series(
     """`apply` one patch after another on one index: yields the tree after each.
 
     Every patch is parsed before the first is applied. Raises as `apply` does, at the patch that
-    is at fault.
+    is at fault, and EnvironmentFault where the repository lacks a file or cannot be written.
     """
     series = [(patch, parse(patch)) for patch in patches]
     touched = {path for _, files in series for file in files for path in file.paths}
@@ -482,6 +505,7 @@ def apply_series(
     objects.flush()
     with tempfile.TemporaryDirectory(prefix="forkman-") as scratch:
         env = {"GIT_INDEX_FILE": f"{scratch}/index"}
+        objects.need({path: entry for path, entry in before.items() if path in touched})
         objects.git.run(
             "update-index", "-z", "--index-info", env=env,
             input=b"".join(
@@ -494,6 +518,8 @@ def apply_series(
                 if reverse:
                     files = [file.reversed() for file in files]
                 after = _apply_to_index(objects, tree, patch, files, env, options)
+                if reverse:
+                    after |= _created(files, after)
                 tree = objects.splice(
                     tree,
                     {
@@ -506,6 +532,18 @@ def apply_series(
             elif patch.strip():
                 raise UsageError("There is no diff in the patch.")
             yield tree
+
+
+def _created(files: Sequence[FilePatch], entries: Mapping[bytes, Entry]) -> dict[bytes, Entry]:
+    """What reversed `files` create, as it must be: git 2.47 makes plain files of all of it."""
+    found: dict[bytes, Entry] = {}
+    for file in files:
+        if file.old is None and file.new and file.new in entries and file.modes[1]:
+            id = entries[file.new].id
+            if file.modes[1] == SUBMODULE:  # its one line is `Subproject commit <id>`
+                id = ObjectId(file.hunks[0].after[0].split()[-1].decode("ascii"))
+            found[file.new] = Entry(file.modes[1], id)
+    return found
 
 
 def around(objects: Objects, tree: ObjectId, paths: Collection[bytes]) -> dict[bytes, Entry]:
@@ -531,16 +569,25 @@ def _apply_to_index(
     tree: ObjectId,
     patch: bytes,
     files: Sequence[FilePatch],
-    env: Mapping[str, str],
+    env: dict[str, str],
     options: Sequence[str],
 ) -> dict[bytes, Entry]:
     """Apply one patch to the index `env` names; the index's entries after it."""
     done = objects.git.call(*_APPLY, *options, input=patch, env=env, ok=(0, 1, 128))
     if done.returncode == 128:
-        if done.stderr.startswith(b"fatal: "):  # it is not the patch: a full disk, for instance
-            raise GitError(_APPLY, 128, done.stderr)
-        said = show(done.stderr.strip().removeprefix(b"error: "))
-        raise UsageError(f"The patch is damaged: {said}.")
+        words = re.sub(rb"^(error|fatal): ", b"", done.stderr, flags=re.M).splitlines()
+        said = "; ".join(map(show, words))
+        # Is it the patch, or the world around it? On an empty index git reads the patch only.
+        empty = env | {"GIT_INDEX_FILE": env["GIT_INDEX_FILE"] + ".empty"}
+        tried = objects.git.call(
+            *_APPLY, "--check", *options, input=patch, env=empty, ok=(0, 1, 128)
+        )
+        if tried.returncode == 128:
+            raise UsageError(f"The patch is damaged: {said}.")
+        raise EnvironmentFault(
+            f"git cannot apply a patch in {objects.git.directory}: {said}.",
+            todo="Look at who may write there and at the space on the disk, then run this again.",
+        )
     listed = objects.git.run("ls-files", "--stage", "-z", env=env)
     entries: dict[bytes, Entry] = {}
     conflicts = set()
@@ -619,12 +666,7 @@ def _why(objects: Objects, tree: ObjectId, file: FilePatch) -> tuple[tuple[Rejec
         return (), ""
     if file.binary:
         return (), "is binary, and is not the version the patch was made from"
-    return _failed_hunks(_lines(objects.read(entry.id)), file.hunks), ""
-
-
-def _lines(content: bytes) -> list[bytes]:
-    parts = content.split(b"\n")
-    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return _failed_hunks(split_lines(objects.read(entry.id)), file.hunks), ""
 
 
 def _failed_hunks(image: list[bytes], hunks: Sequence[PatchHunk]) -> tuple[RejectedHunk, ...]:
@@ -671,14 +713,17 @@ def _explain(image: list[bytes], number: int, hunk: PatchHunk) -> RejectedHunk:
     reason = ""
     if hunk.after and _position(image, hunk.after, hunk) is not None:
         reason = "the file already has this change"
-    # None after its last line: a hunk may need to be at the end of the file, and is not.
-    wanted: tuple[bytes | None, ...] = (*hunk.before, None)
-    for at, expected in enumerate(wanted, start):
+    for at, expected in enumerate(hunk.before, start):
         found = image[at] if at < len(image) else None
         if found != expected:
             return RejectedHunk(number, hunk.line, expected, found, at + 1, reason)
-    # It may need to be at the beginning, too.
-    return RejectedHunk(number, hunk.line, hunk.before[0], image[0], 1, reason)
+    # All of its lines are there, and not where they must be: at the beginning or the end.
+    if hunk.line <= 1 and start and hunk.before:
+        reason = reason or f"begins the file in the patch; here its lines begin in line {start + 1}"
+        return RejectedHunk(number, hunk.line, hunk.before[0], image[0], 1, reason)
+    end = start + len(hunk.before)
+    found = image[end] if end < len(image) else None
+    return RejectedHunk(number, hunk.line, None, found, end + 1, reason)
 
 
 # -- as text -------------------------------------------------------------------------------------
@@ -691,4 +736,8 @@ def show(content: bytes) -> str:
 
 
 def _quoted(line: bytes | None) -> str:
-    return "its end" if line is None else f'"{show(line.rstrip())}"'
+    """A line with all of its white space, for that may be the difference."""
+    if line is None:
+        return "its end"
+    text, end, _ = line.partition(b"\n")
+    return f'"{show(text)}"' + ("" if end else " without a line end")

@@ -26,6 +26,7 @@ from rebase import mail as mails
 from rebase.errors import UsageError
 from rebase.git import EMPTY_TREE, Git, ObjectId
 from rebase.mail import BadMail, Mail
+from rebase.words import split_lines
 
 SERIES = "series"
 # A line that names a change, with the comment right above it.
@@ -102,10 +103,14 @@ class Queue:
         )
 
     def without(self, name: str) -> "Queue":
-        """The queue without this change. Raises UsageError where there is none."""
+        """The queue without this change and the comment right above it.
+
+        Raises UsageError where there is no such change.
+        """
         gone = self[name]
+        blocks = iter(self.changes)
         return Queue(
-            b"".join(line for line in _lines(self.series) if _name(line) != name),
+            _BLOCK.sub(lambda block: b"" if next(blocks) is gone else block[0], self.series),
             tuple(change for change in self.changes if change is not gone),
         )
 
@@ -116,7 +121,7 @@ class Queue:
         """
         taken = {_folded(change.name.rpartition(".")[0]) for change in self.changes}
         new = Patch(f"{slug(mail.subject, taken)}.patch", mail, mails.write(mail))
-        lines = _lines(self.series)
+        lines = split_lines(self.series)
         at, place = len(lines), len(self.changes)
         if after is not None:
             place = self.changes.index(self[after]) + 1
@@ -160,7 +165,7 @@ def load(folder: Path) -> Queue:
             f"{here}/{SERIES}: {error.strerror}",
             todo=f"Give the fork a file {here}/{SERIES} that names its changes; it may be empty.",
         ) from None
-    for number, line in enumerate(_lines(series), 1):
+    for number, line in enumerate(split_lines(series), 1):
         where = f"{here}/{SERIES}:{number}"
         try:
             name = _name(line)
@@ -309,10 +314,6 @@ def _read(path: Path) -> bytes:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a plain file")
     return path.read_bytes()
-
-
-def _lines(series: bytes) -> list[bytes]:
-    return re.findall(rb"[^\n]*\n|[^\n]+", series)
 
 
 def _name(line: bytes) -> str | None:

@@ -26,6 +26,7 @@ from rebase.git import EMPTY_TREE, ObjectId
 from rebase.history import History, Touch
 from rebase.objects import Changes, Edits, Entry, FileMerge, Merge, Objects
 from rebase.outcome import Conflict, Hunk, Kind, Outcome, Status, Taken, UpstreamCommit
+from rebase.words import split_lines
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,7 @@ class Upstreamed:
             if not (touch.old and touch.new and touch.old.is_file and touch.new.is_file):
                 continue
             was, now = self.objects.read(touch.old.id), self.objects.read(touch.new.id)
-            lines = _lines(was), _lines(now)
+            lines = split_lines(was), split_lines(now)
             for number, hunk in enumerate(hunks):
                 if alone[number] != before and _plausible(hunk, old, new, *lines):
                     yield _Try(
@@ -399,10 +400,10 @@ def _plausible(
 
     One line tells: the longest that the hunk adds, or, if it adds none, the longest it removes.
     """
-    added = _lines(new)[hunk.new_start : hunk.new_end]
+    added = split_lines(new)[hunk.new_start : hunk.new_end]
     if (line := max(added, key=len, default=b"")).strip():
         return now.count(line) > was.count(line)
-    line = max(_lines(old)[hunk.old_start : hunk.old_end], key=len, default=b"")
+    line = max(split_lines(old)[hunk.old_start : hunk.old_end], key=len, default=b"")
     return was.count(line) > now.count(line)
 
 
@@ -429,23 +430,18 @@ def _hunks(old: bytes, new: bytes) -> list[_Range]:
         )
         for hunk in patch.hunks
     ]  # fmt: skip
-    return found or [_Range(0, len(_lines(old)), 0, len(_lines(new)))]
+    return found or [_Range(0, len(split_lines(old)), 0, len(split_lines(new)))]
 
 
 def _apply(old: bytes, new: bytes, hunks: Sequence[_Range]) -> bytes:
     """`old` with only these of the hunks made that lead to `new`."""
-    before, after = _lines(old), _lines(new)
+    before, after = split_lines(old), split_lines(new)
     parts: list[bytes] = []
     at = 0
     for hunk in hunks:
         parts += before[at : hunk.old_start] + after[hunk.new_start : hunk.new_end]
         at = hunk.old_end
     return b"".join(parts + before[at:])
-
-
-def _lines(content: bytes) -> list[bytes]:
-    """Lines as git has them: split after line feeds only."""
-    return re.findall(rb"[^\n]*\n|[^\n]+", content)
 
 
 # -- conflicts -----------------------------------------------------------------------------------
@@ -518,7 +514,7 @@ def _who(
         # where upstream removed the lines, its commit shows at the lines around the gap
         (max(1, hunk.line - (not lines)), max(hunk.line, hunk.line + lines - 1))
         for hunk in hunks
-        for lines in [len(_lines(hunk.upstream))]
+        for lines in [len(split_lines(hunk.upstream))]
     ]
     touches = history.touching(path)
     _bring(objects, touches)
@@ -541,10 +537,10 @@ def _marked(
     seen: list[bytes] = []  # the lines with every conflict resolved as upstream has it
     for number, part in enumerate(re.split(outer, content, flags=re.M)):
         if number % 2 == 0:
-            seen += _lines(part)
+            seen += split_lines(part)
         elif parts := _parted(part, ours, base, theirs):
             found.append((len(seen) + 1, *parts))
-            seen += _lines(parts[0])
+            seen += split_lines(parts[0])
     moved = _hunks(b"".join(seen), upstream) if found else []
     return tuple(Hunk(_moved(line, moved), was, left, right) for line, left, was, right in found)
 

@@ -29,9 +29,17 @@ UTF-8; where they are not, U+FFFD stands for each bad byte and a second key, the
                 who, rewritten, detail
             places, new_places, remembered, note
         problem, todo, unreachable, notes
+        audit       what the audit found, or null where there was none
+            fork, at
+            residue      path, line, scope, kind, code
+            contracts    contract, why, detail, by
+            unparsed     path, line, detail, changes
+            accepted, kept, before
+            stale        what, reason
+            notes
     landed     true: pins, queues and exports were written
     dry        true: they would have been
-    written    paths, relative to the project
+    written    paths, relative to the project; removed: those that went
     notes      sentences
 
 `by`, `who` and `rewritten` list upstream commits: id, subject, author, date (YYYY-MM-DD),
@@ -59,9 +67,11 @@ from rich.text import Text
 
 from rebase.errors import ForkmanError
 from rebase.outcome import (
+    Audit,
     Conflict,
     ForkReport,
     Hunk,
+    Kind,
     Outcome,
     Report,
     Status,
@@ -76,7 +86,9 @@ _MOST_LINES = 24  # of one side of a hunk
 _MOST_CHARACTERS = 400  # of one line
 _MOST_HUNKS = 12  # of one conflict
 _MOST_COMMITS = 3
+_MOST_WORDS = 2000  # of a sentence: it may hold commands, which help only whole
 _MOST_PATHS = 20  # of those written
+_MOST_SITES = 40  # of one fork's residue
 _SUMMARY_LIMIT = 1_000_000  # bytes; GitHub shows no step summary above 1 MiB
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -161,7 +173,7 @@ def _how(fork: ForkReport) -> _Sentence:
 
 def _mark(fork: ForkReport) -> tuple[str, str]:
     """What a fork's line begins with, and its style."""
-    if fork.conflicts:
+    if fork.conflicts or fork.findings:
         return _MARKS[Status.CONFLICT]
     if _problem(fork):
         return "!", "yellow"
@@ -175,6 +187,8 @@ def _counts(fork: ForkReport) -> list[tuple[str, str]]:
         for status, (_, style) in _MARKS.items()
         if (n := sum(o.status is status for o in fork.outcomes))
     ]
+    if fork.findings:
+        counts.append((_count(fork.findings, "finding"), "red"))
     if _problem(fork):
         counts.append(("out of reach" if fork.unreachable else "not carried", "yellow"))
     return counts or [("nothing to replay", "dim")]
@@ -213,6 +227,44 @@ def _taken(taken: Taken) -> Iterator[tuple[int, _Sentence]]:
         yield 0, (*said, "; the history names no commit")
 
 
+def _audited(audit: Audit, most: int | None = _MOST_SITES) -> Iterator[tuple[int, _Sentence]]:
+    """What an audit found, each sentence with its depth. most: how many sites, None for all."""
+    if audit.residue:
+        yield 0, (f"{_count(len(audit.residue), 'site')} of CUDA-only code, accepted by nobody:",)
+    for site in audit.residue[:most]:
+        where: _Sentence = (" in ", _Code(site.scope)) if site.scope else ()
+        yield (
+            1,
+            (
+                _Code(f"{site.path}:{site.line}"),
+                "  ",
+                _Code(_short(site.code, _MOST_CHARACTERS)),
+                *where,
+            ),
+        )
+    if most is not None and (more := audit.residue[most:]):
+        yield 1, (f"and {len(more)} more",)
+    for broken in audit.contracts:
+        yield 0, ("broken contract ", _Code(broken.contract), ": ", _Prose(broken.detail))
+        if broken.by:
+            yield from ((at + 1, said) for at, said in _commits(("since ",), broken.by))
+        yield 1, ("relied on: ", _Prose(_short(broken.why, _MOST_CHARACTERS)))
+    for file in audit.unparsed:
+        changes = _Code(", ".join(file.changes))
+        place = _Code(f"{file.path}:{file.line}")
+        yield 0, (place, " does not parse after ", changes, ": ", _Prose(file.detail))
+    if audit.before:
+        yield 0, (f"{_count(audit.before, 'finding')} not new, for the old pin has them too",)
+    if most is None:
+        for stale in audit.stale:
+            yield 0, ("accepted, and gone: ", _Code(stale.what), " (", _Prose(stale.reason), ")")
+        yield from ((0, sentence) for note in audit.notes for sentence in _paragraph(note))
+        sites, held = _count(audit.accepted, "site"), _count(audit.kept, "contract")
+        yield 0, (f"{sites} accepted, {held} kept",)
+    elif audit.notes:
+        yield from ((0, sentence) for note in audit.notes for sentence in _paragraph(note))
+
+
 def _about(fork: ForkReport, conflict: Conflict) -> Iterator[tuple[int, _Sentence]]:
     """What upstream did to the lines of a conflict."""
     if conflict.who:
@@ -232,11 +284,11 @@ def _commits(lead: _Sentence, commits: Sequence[UpstreamCommit]) -> Iterator[tup
 
 def _commit(commit: UpstreamCommit) -> _Sentence:
     number = f"(#{commit.pull_request})"
-    subject = _short(commit.subject.removesuffix(number).rstrip())
+    subject = _short(commit.subject.removesuffix(number).rstrip(), _MOST_CHARACTERS)
     said: _Sentence = (_Code(commit.id[:9]), ' "', _Prose(subject), '"')
     if commit.pull_request is not None:
         said += (" ", _Code(number))
-    return (*said, ", ", _Prose(_short(commit.author)), ", ", _Prose(commit.date))
+    return (*said, ", ", _Prose(_short(commit.author, _MOST_CHARACTERS)), ", ", _Prose(commit.date))
 
 
 def _place(conflict: Conflict) -> bytes:
@@ -260,13 +312,18 @@ def _verdict(report: Report) -> _Sentence:
             stuck += [", " if stuck else "", _Code(fork.fork)]
     if stuck:
         stuck.append(" could not be carried.")
-    if report.landed and (moved or report.written):
+    if report.landed and (moved or report.written or report.removed):
         files = _count(len(report.written), "file")
         said = f"Landed: {_count(moved, 'fork')} moved, {files} written"
         return (f"{said}; ", *stuck) if stuck else (f"{said}.",)
-    if conflicts:
-        return (f"Nothing was written: {_count(conflicts, 'conflict')} to resolve.",)
-    if not (moved or report.written):
+    findings = sum(fork.findings for fork in report.forks)
+    if conflicts or findings:
+        parts = [_count(conflicts, "conflict")] if conflicts else []
+        parts += [_count(findings, "finding")] if findings else []
+        verb = "resolve" if conflicts else "look at"
+        said = f"Nothing was written: {' and '.join(parts)} to {verb}"
+        return (f"{said}; ", *stuck) if stuck else (f"{said}.",)
+    if not (moved or report.written or report.removed):
         return ("Nothing moved: ", *(stuck or ["every fork stands where it should."]))
     if stuck:
         return ("Nothing was written: ", *stuck)
@@ -275,35 +332,59 @@ def _verdict(report: Report) -> _Sentence:
 
 def _next(report: Report) -> tuple[str, list[list[str]]]:
     """What the commands to run now are for, and the commands: those of one line in their order."""
-    conflicts = [fork for fork in report.forks if fork.conflicts]
+    conflicts = [fork for fork in report.forks if any(map(_for_a_worktree, fork.conflicts))]
+    if not conflicts and (accept := list(_accept(report))):
+        return "To accept residue that you looked at, and go on:", [*accept, [_again(report)]]
     resolve = [[_forkman("edit", fork), _forkman("continue", fork)] for fork in conflicts]
     if not report.dry:
         return "To resolve:", resolve
-    words = [word for word in visible(report.command).split() if word != "--dry-run"]
-    again = " ".join(["forkman", *words])
+    again = _again(report)
     if resolve:
         return "To resolve:", [[again], *resolve]
     moves = report.written or any(fork.moved for fork in report.forks)
     return "To land it:", [[again]] if moves else []
 
 
-def _written(report: Report) -> str:
-    return "Written:" if report.landed else "Would have been written:"
+def _for_a_worktree(outcome: Outcome) -> bool:
+    """Whether a worktree helps with a conflict: a recipe has to be corrected itself."""
+    kinds = {conflict.kind for conflict in outcome.conflicts}
+    return kinds != {Kind.ANCHOR_LOST}
+
+
+def _again(report: Report) -> str:
+    words = [word for word in visible(report.command).split() if word != "--dry-run"]
+    return " ".join(["forkman", *words])
+
+
+def _accept(report: Report) -> Iterator[list[str]]:
+    """The commands that accept residue."""
+    for fork in report.forks:
+        if fork.audit and fork.audit.residue:
+            command = _forkman("audit", fork)
+            yield [f"{command} --at {shlex.quote(visible(str(fork.new)))} --accept REASON"]
+
+
+def _changed(report: Report) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The files a run wrote and those it removed, each with its title; nothing where none."""
+    if report.written:
+        yield "Written:" if report.landed else "Would have been written:", report.written
+    if report.removed:
+        yield "Removed:" if report.landed else "Would have been removed:", report.removed
 
 
 def _paragraph(text: str) -> list[_Sentence]:
     """What may be several lines, as what git says often is."""
     head, left_out, tail = _cut([line for line in text.split("\n") if line.strip()])
-    said: list[_Sentence] = [(_Prose(_short(line)),) for line in head]
+    said: list[_Sentence] = [(_Prose(_short(line, _MOST_WORDS)),) for line in head]
     if left_out:
         said.append((f"… {_count(left_out, 'line')} left out …",))
-    return said + [(_Prose(_short(line)),) for line in tail]
+    return said + [(_Prose(_short(line, _MOST_WORDS)),) for line in tail]
 
 
-def _short(text: str) -> str:
-    if len(text) <= _MOST_CHARACTERS:
+def _short(text: str, most: int) -> str:
+    if len(text) <= most:
         return text
-    return f"{text[:_MOST_CHARACTERS]}… ({len(text) - _MOST_CHARACTERS} more characters)"
+    return f"{text[:most]}… ({len(text) - most} more characters)"
 
 
 class _Line(NamedTuple):
@@ -336,7 +417,9 @@ def _lines(content: bytes, base: frozenset[bytes], first: int | None = None) -> 
         return [_Line("(no lines)")]
     lines = [
         _Line(
-            _short(line.decode("utf-8", "surrogateescape")), first and first + n, line not in base
+            _short(line.decode("utf-8", "surrogateescape"), _MOST_CHARACTERS),
+            first and first + n,
+            line not in base,
         )
         for n, line in enumerate(_split(content))
     ]
@@ -368,7 +451,7 @@ def _cut(items: Sequence[_Item]) -> tuple[list[_Item], int, list[_Item]]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print `report`: the forks, what was not plainly applied, conflicts, and what to do now.
+    """Print `report`: the forks, what is not plain, what audits found, conflicts, what to do now.
 
     Lines are wrapped on a terminal only: what is piped keeps its paths and commands whole.
     """
@@ -380,6 +463,42 @@ def show(report: Report, console: Console) -> None:
         for outcome in fork.conflicts:
             screen.conflict(fork, outcome)
     screen.end(report)
+
+
+def show_audit(audit: Audit, console: Console, *, most: int | None) -> None:
+    """Print what an audit found; of its sites, so many at most, or all."""
+    _Screen(console).reasons(_audited(audit, most), 2)
+
+
+def show_outcome(outcome: Outcome, console: Console) -> None:
+    """Print how one change ended, whatever there is to say of it."""
+    screen = _Screen(console)
+    mark, style = _MARKS[outcome.status]
+    screen.line(
+        screen.text(f"{mark} ", style=style),
+        screen.text(_Code(outcome.change), style="bold"),
+        screen.text(f"  {outcome.status.value}  ", style=style),
+        screen.text(_Code(outcome.subject), style="dim"),
+    )
+    for conflict in outcome.conflicts:
+        place = screen.text(_Code(_place(conflict)), style="bold")
+        screen.line(place, screen.text(f"  {conflict.kind.value}", style="red"), indent=2)
+        screen.paragraph(conflict.detail, 4)
+        for hunk in conflict.hunks[:_MOST_HUNKS]:
+            screen.hunk(hunk)
+    screen.reasons(_reasons(outcome), 2)
+
+
+def error_json(error: ForkmanError) -> str:
+    """An error as JSON: what, kept, todo, and the exit code."""
+    fields = {"what": error.what, "kept": error.kept, "todo": error.todo}
+    return json.dumps({"version": 1, "error": {**fields, "exit_code": int(error.exit_code)}})
+
+
+def error_markdown(error: ForkmanError) -> str:
+    """An error for a CI job's summary."""
+    words = (error.what, error.kept, error.todo)
+    return "\n\n".join(_html(_Prose(text)) for text in words if text) + "\n"
 
 
 def show_error(error: ForkmanError, console: Console) -> None:
@@ -446,7 +565,8 @@ class _Screen:
     def fork(self, fork: ForkReport) -> None:
         """Print what else there is to know of a fork than its conflicts."""
         listed = [o for o in fork.outcomes if o.status is not Status.CONFLICT and not _plain(o)]
-        if not (listed or fork.notes or _problem(fork)):
+        found = list(_audited(fork.audit)) if fork.audit else []
+        if not (listed or fork.notes or _problem(fork) or found):
             return
         self.console.print()
         self.console.print(self.text(_Code(fork.fork), style="bold"), soft_wrap=True)
@@ -459,6 +579,7 @@ class _Screen:
             subject = self.text(_Code(outcome.subject), style="dim")
             self.line(self.text(f"{mark} ", style=style), name, status, subject, indent=2)
             self.reasons(_reasons(outcome), 6)
+        self.reasons(found, 2)
         for note in fork.notes:
             self.paragraph(note, 2)
         if _problem(fork):
@@ -542,11 +663,11 @@ class _Screen:
         for note in report.notes:
             self.paragraph(note, 0)
         self.line(self.text(*_verdict(report), style="bold"))
-        if report.written:
-            self.line(self.text(_written(report)))
-            for path in report.written[:_MOST_PATHS]:
+        for title, paths in _changed(report):
+            self.line(self.text(title))
+            for path in paths[:_MOST_PATHS]:
                 self.console.print(self.text("  ", _Code(path)), soft_wrap=True)
-            if more := report.written[_MOST_PATHS:]:
+            if more := paths[_MOST_PATHS:]:
                 self.line(self.text(f"and {len(more)} more"), indent=2)
         why, commands = _next(report)
         if commands:
@@ -601,11 +722,14 @@ def _parts(report: Report) -> Iterator[str]:
         for outcome in fork.conflicts:
             yield from _conflict_parts(fork, outcome)
     for fork in report.forks:
+        if fork.audit and (found := _tree(_audited(fork.audit))):
+            mark = "✗ " if fork.findings else ""
+            yield f"### {mark}{_html(_Code(fork.fork), ' audit')}\n\n{found}"
+    for fork in report.forks:
         yield from _fork_parts(fork)
-    if report.written:
-        paths = [(_Code(path),) for path in report.written]
-        title = f"{_written(report)} {_count(len(paths), 'file')}"
-        yield _details(title, _items(paths))
+    for title, paths in _changed(report):
+        items = _items([(_Code(path),) for path in paths])
+        yield _details(f"{title} {_count(len(paths), 'file')}", items)
 
 
 def _conflict_parts(fork: ForkReport, outcome: Outcome) -> Iterator[str]:

@@ -6,6 +6,7 @@ when the last one is resolved, everything the replay was to land with lands. `sa
 commits of an edited branch back into the queue. `abort` forgets it all.
 """
 
+import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,9 +40,12 @@ def edit(ws: Workspace, fork: str) -> Open:
         last = ws.last(fork)
         if last and last.conflicts and not _moved_since(ws, last.target):
             made = prepare(ws, last.target)
-            state = Open(fork, last.target, last.run, opened.rests_on(made), made.new, (), path)
+            state = Open(
+                fork, last.target, last.run, opened.rests_on(made), made.new, (), path,
+                len(made.steps), worktree.resolutions(made.objects.git.directory),
+            )  # fmt: skip
             state = _advance(ws, state, made)
-            if len(state.outcomes) < len(made.steps):
+            if not state.resolved:
                 return state
             opened.close(ws, fork)  # what was in conflict then is not any more
         stand = ws.stand(fork, ws.source(fork))
@@ -50,7 +54,8 @@ def edit(ws: Workspace, fork: str) -> Open:
         tip = branch.chain(made.objects, made.new, made.steps)
         made.objects.flush()
         worktree.add(made.objects.git.directory, path, tip)
-        state = Open(fork, target, None, opened.rests_on(made), tip, (), path, True)
+        rests_on, count = opened.rests_on(made), len(made.steps)
+        state = Open(fork, target, None, rests_on, tip, (), path, count, ready=True)
         opened.write(ws, state)
         return state
 
@@ -72,7 +77,7 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
         head = outcome.commit or head
     else:
         objects.flush()
-        state = replace(state, head=head, outcomes=tuple(outcomes))
+        state = replace(state, head=head, outcomes=tuple(outcomes), change="", files=())
         opened.write(ws, state)
         worktree.remove(objects.git.directory, state.worktree)
         return state
@@ -82,9 +87,13 @@ def _advance(ws: Workspace, state: Open, made: Replayable) -> Open:
         raise NeedsPerson(
             f"{state.fork}: the recipe {step.name} finds nothing to edit: "
             + "; ".join(conflict.detail for conflict in outcome.conflicts),
-            todo=f"Correct the recipe (forks/{state.fork}/{step.name}), then sync again.",
+            todo=f"Correct the recipe (forks/{state.fork}/{step.name}), then sync again. To work on"
+            f" the branch as it stands: forkman abort {state.fork}, then forkman edit {state.fork}",
         )
-    state = replace(state, head=head, outcomes=tuple(outcomes), ready=False)
+    files = tuple(os.fsdecode(conflict.path) for conflict in outcome.conflicts)
+    state = replace(
+        state, head=head, outcomes=tuple(outcomes), change=step.name, files=files, ready=False
+    )
     opened.write(ws, state)
     worktree.add(objects.git.directory, state.worktree, head)
     # What upstream has of the change is no part of the conflict.
@@ -121,12 +130,12 @@ def go_on(
                 f"{fork}: its queue or its pin changed since this replay was opened.",
                 todo=f"Start again: forkman abort {fork}, then forkman sync",
             )
-        if len(state.outcomes) < len(made.steps):
+        if not state.resolved:
             if state.ready:
                 step = made.steps[len(state.outcomes)]
                 state = _taken(made, state, step, skip)
             state = _advance(ws, state, made)
-        if len(state.outcomes) < len(made.steps):
+        if not state.resolved:
             return state
         return _land(ws, state, progress)
 
@@ -162,29 +171,38 @@ def _taken(made: Replayable, state: Open, step: Step, skip: bool) -> Open:
             todo=f"Add them (git add) or remove them, then: forkman continue {state.fork}",
         )
     if skip:
-        tree = before
-    else:
-        assert isinstance(step.does, Edit)
-        wanted = step.does.after
-        tree = worktree.resolution(objects, state.worktree, state.fork, state.head, wanted)
-    outcome = Outcome(step.name, step.subject, Status.APPLIED, tree, note="Resolved by hand.")
-    head = state.head
-    if tree != before:
-        head = objects.commit(tree, [head], step.author, step.message)
-        objects.flush()
-        outcome = replace(outcome, commit=head)
-    else:
-        note = "Skipped." if skip else "Resolved by hand to what upstream has."
-        outcome = replace(outcome, status=Status.SKIPPED, note=note)
+        outcome = Outcome(step.name, step.subject, Status.SKIPPED, before)
+        return replace(state, outcomes=(*state.outcomes, outcome))
+    assert isinstance(step.does, Edit)
+    wanted = step.does.after
+    tree = worktree.resolution(objects, state.worktree, state.fork, state.head, wanted)
+    if tree == before:
+        raise NeedsPerson(
+            f"{state.fork}: nothing of {step.name} is left in {state.worktree}: it is as upstream"
+            " has it.",
+            kept="The worktree and the replay are as they were.",
+            todo=f"To leave the change out: forkman skip {state.fork}. To begin with it anew:"
+            f" forkman abort {state.fork}, then forkman sync and forkman edit {state.fork}",
+        )
+    head = objects.commit(tree, [state.head], step.author, step.message)
+    objects.flush()
+    outcome = Outcome(step.name, step.subject, Status.APPLIED, tree, head, note="Resolved by hand.")
     return replace(state, head=head, outcomes=(*state.outcomes, outcome))
 
 
 def abort(ws: Workspace, fork: str) -> Path | None:
-    """Forget what is open on a fork and remove its worktree; returns where that was."""
+    """Forget what is open on a fork: its worktree, the resolutions made there, and the replay that
+    ended in conflicts, so that `edit` opens the branch. Returns where the worktree was.
+    """
     ws.manifest(fork)
     with ws.lock():
         state = opened.read(ws, fork)
+        if state and state.run:
+            mirror = ws.mirror(fork, state.target.new.source)
+            new = {*worktree.resolutions(mirror)} - {*state.remembered}
+            worktree.forget(mirror, new)
         opened.close(ws, fork)
+        ws.forget(fork)
         return state.worktree if state else None
 
 
@@ -195,14 +213,16 @@ def abort(ws: Workspace, fork: str) -> Path | None:
 class Saved:
     """What `save` made of the commits in a worktree: file names of changes.
 
-    untracked: files in the worktree that no commit holds.
+    untracked: files in the worktree that no commit holds, for which it stays.
+    moved: the changes that were there before have another order.
     """
 
     kept: tuple[str, ...]
     changed: tuple[str, ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
-    untracked: tuple[str, ...]
+    untracked: tuple[str, ...] = ()
+    moved: bool = False
 
 
 def save(ws: Workspace, fork: str) -> Saved:
@@ -259,7 +279,11 @@ def save(ws: Workspace, fork: str) -> Saved:
             ),
         )
         saved = replace(saved, untracked=tuple(worktree.untracked(state.worktree)))
-        if not saved.untracked:  # nothing in the worktree would be lost
+        if saved.untracked:
+            made = prepare(ws, state.target)
+            state = replace(state, rests_on=opened.rests_on(made), steps=len(made.steps))
+            opened.write(ws, state)
+        else:  # nothing in the worktree would be lost
             opened.close(ws, fork)
         return saved
 
@@ -318,7 +342,10 @@ def _requeued(made: Replayable, queue: Queue, fork: str, head: ObjectId) -> tupl
             order.append(name)
             kept.append(name)
     gone = tuple(name for name in left if name not in order)
-    return queue.with_order(order), Saved(tuple(kept), tuple(changed), tuple(added), gone, ())
+    before = [step.name for step in made.steps if step.name in order]
+    moved = before != [name for name in order if name in before]
+    saved = Saved(tuple(kept), tuple(changed), tuple(added), gone, moved=moved)
+    return queue.with_order(order), saved
 
 
 def _counterpart(left: dict[str, Step], mail: Mail) -> Step | None:

@@ -1,8 +1,8 @@
 """The main job: fetch, pick targets, replay, verify, and land pins, queues and exports together.
 
 Everything is decided before anything is written. A fork whose upstream cannot be reached, whose
-layer does not apply or whose changes conflict keeps the whole group it was to land with from
-landing, and every such thing of every fork is reported in one run.
+layer does not apply, whose changes conflict or whose audit has findings keeps the whole group it
+was to land with from landing, and every such thing of every fork is reported in one run.
 """
 
 import tempfile
@@ -13,8 +13,7 @@ from pathlib import Path
 from rebase import branch, export, landing, manifest, opened, refs, targets, upstream
 from rebase.carry import Carried, carry, push
 from rebase.errors import UsageError
-from rebase.git import Git
-from rebase.inspect import BASES, STATES
+from rebase.inspect import BASES, QUEUED, STATES
 from rebase.landing import Refs
 from rebase.outcome import ForkReport, Report
 from rebase.queue import Queue, RecipeFile
@@ -103,9 +102,7 @@ def verify_exports(
             raise UsageError("Nothing is exported yet.", todo="Export it: forkman export")
     found: list[export.Verification] = []
     entries = export.read_index(index)
-    for number, (fork, entry) in enumerate(entries.items()):
-        if progress:
-            progress(f"verify {fork}", number, len(entries))
+    for number, (fork, entry) in enumerate(entries.items(), 1):
         objects = ws.objects(fork, entry.source)
         if not objects.git.resolve(entry.pin.commit):
             raise UsageError(
@@ -117,6 +114,8 @@ def verify_exports(
         base = branch.base(objects, entry.pin.commit, entry.layers, ws.layer)
         objects.flush()
         found.append(export.verify(objects, index, fork, objects.tree_of(base)))
+        if progress:
+            progress("verify", number, len(entries))
     return found
 
 
@@ -138,12 +137,15 @@ def move(
     tell = progress or (lambda text, done, total: None)
     carried: list[Carried] = []
     reports: list[ForkReport] = []
-    for number, target in enumerate(where):
+    for target in where:
         if isinstance(target, ForkReport):
             reports.append(target)
             continue
-        tell(f"replay {target.fork}", number, len(where))
+        tell(f"replay {target.fork}", 0, 1)
         done = carry(ws, target, opened.finished(ws, target))
+        if not done.report.problem:
+            done = _audited(ws, done)
+        tell(f"replay {target.fork}", 1, 1)
         carried.append(done)
         reports.append(done.report)
     if remember:
@@ -152,35 +154,51 @@ def move(
         for done in carried:
             if not done.report.problem:
                 ws.remember(Last(run, done.target, done.report.outcomes))
-    if any(report.problem or report.conflicts for report in reports):
+    if any(report.problem or report.conflicts or report.findings for report in reports):
         return Report(command, tuple(reports), landed=False, dry=dry)
-    tell("verify", len(where), len(where))
+    tell("verify", 0, 1)
     entries, exports = _together(ws, carried, out)
     index = export.index(entries.values())
     failed = _verified(carried, index, exports)
+    tell("verify", 1, 1)
     reports = [
         replace(each, problem=failed[each.fork]) if each.fork in failed else each
         for each in reports
     ]
     written = _all_files(ws, carried, out, exports | {export.INDEX: index})
-    changed = tuple(
-        _shown(ws, path) for path, content in sorted(written.files.items()) if content != _now(path)
-    )
+    changed = [path for path, content in sorted(written.files.items()) if content != _now(path)]
+    report = Report(
+        command, tuple(reports), landed=False, dry=dry,
+        written=tuple(_shown(ws, path) for path in changed if written.files[path] is not None),
+        removed=tuple(_shown(ws, path) for path in changed if written.files[path] is None),
+    )  # fmt: skip
     if dry or failed:
-        return Report(command, tuple(reports), landed=False, dry=dry, written=changed)
+        return report
     old, new = _states(carried)
     for mirror, states in old.items():  # without a reflog, which tells in what order states landed
-        upstream.move_refs(Git(mirror), list(states.items()))
+        refs.move(mirror, states)
     landing.land(ws.landing, landing.Landing(written.files, new, written.seen))
     for each in carried:
         if each.target.new != each.target.old:
             opened.close(ws, each.target.fork)
-    to_push = {each.target.fork: _topush(ws, each) for each in carried}
+    to_push = {each.target.fork: _to_push(ws, each) for each in carried}
     reports = [replace(each, notes=each.notes + to_push[each.fork]) for each in reports]
-    return Report(command, tuple(reports), landed=True, written=changed)
+    return replace(report, forks=tuple(reports), landed=True)
 
 
-def _topush(ws: Workspace, done: Carried) -> tuple[str, ...]:
+def _audited(ws: Workspace, done: Carried) -> Carried:
+    """With what the audit of a fork that moves found."""
+    if not ws.manifest(done.target.fork).audit:
+        return done
+    from rebase import audit  # griffe takes a while to import, and only who audits needs it
+
+    try:
+        return replace(done, report=replace(done.report, audit=audit.moved(ws, done)))
+    except UsageError as error:
+        return replace(done, report=replace(done.report, problem=error.what, todo=error.todo))
+
+
+def _to_push(ws: Workspace, done: Carried) -> tuple[str, ...]:
     """What a person has to do where the queue is a branch, which landed in the mirror only."""
     where, made = ws.manifest(done.target.fork).queue, done.made
     if not made or isinstance(made.queue, Queue) or made.old == made.new:
@@ -202,18 +220,19 @@ def _together(
     ws: Workspace, carried: Sequence[Carried], out: Path
 ) -> tuple[dict[str, export.Exported], dict[str, bytes]]:
     """The index's entries, other forks' as they are there already, and the files of `carried`."""
-    entries: dict[str, export.Exported] = {}
-    if (out / export.INDEX).exists():
-        entries = {
-            fork: entry
-            for fork, entry in export.read_index(out).items()
-            if fork in ws.project.forks
-        }
+    entries = {
+        fork: entry for fork, entry in _listed(ws, carried, out).items() if fork in ws.project.forks
+    }
     files: dict[str, bytes] = {}
     for done in carried:
         entries[done.target.fork], its = _exported(ws, done)
         files |= its
     return entries, files
+
+
+def _listed(ws: Workspace, carried: Sequence[Carried], out: Path) -> Mapping[str, export.Exported]:
+    """What is exported to `out` so far."""
+    return export.listed(out, all_anew=len(carried) == len(ws.project.forks))
 
 
 def _all_files(
@@ -222,7 +241,7 @@ def _all_files(
     """Everything a landing writes: manifests, queues, exports; exports that are no more go."""
     files: dict[Path, bytes | None] = {}
     seen: dict[Path, bytes | None] = {}
-    before = export.read_index(out) if (out / export.INDEX).exists() else {}
+    before = _listed(ws, carried, out)
     for done in carried:
         if entry := before.get(done.target.fork):
             files |= {out / file.path: None for file in entry.files}
@@ -346,5 +365,7 @@ def _states(carried: Sequence[Carried]) -> tuple[dict[Path, Refs], dict[Path, Re
         commits = [outcome.commit for outcome in done.report.outcomes if outcome.commit]
         tip = commits[-1] if commits else made.new
         new[mirror] = {BASES + now: made.new, STATES + now: tip}
+        if not isinstance(made.queue, Queue):
+            new[mirror] = {**new[mirror], QUEUED + now: made.queue}
         made.objects.flush()
     return old, new

@@ -70,7 +70,7 @@ def _fetch(ws: Workspace, fork: str, progress: Progress | None, accept_moved_tag
     except EnvironmentFault as error:
         fault = error
     else:
-        return Fetch(fork, "git", _news(got))
+        return Fetch(fork, "git", _news(got, accept_moved_tags))
     if mirror.is_dir():
         note = f"{fault.what.rstrip('.')}. What was fetched before is used."
         return Fetch(fork, "git", (note,), fault)
@@ -96,17 +96,25 @@ def _fetch(ws: Workspace, fork: str, progress: Progress | None, accept_moved_tag
     return Fetch(fork, "archives", (note, *updated.skipped))
 
 
-def _news(got: upstream.Fetched) -> tuple[str, ...]:
+def _news(got: upstream.Fetched, accepted: bool) -> tuple[str, ...]:
     """What of a fetch a maintainer must know."""
+    then = (
+        "accepted." if accepted
+        else "it stays here as it was. To accept it: forkman sync --accept-moved-tags"
+    )  # fmt: skip
     notes = [
-        f"Upstream moved the tag {tag.tag} from {tag.old[:9]} to {tag.new[:9]}; it stays here as it"
-        " was. To accept it: forkman sync --accept-moved-tags"
+        f"Upstream moved the tag {tag.tag} from {tag.old[:9]} to {tag.new[:9]}; {then}"
         for tag in got.moved_tags
     ]
     notes += [
         f"Upstream {'rewrote' if gone.new else 'deleted'} the branch {gone.branch}; its old tip"
         f" {gone.old[:9]} is kept."
         for gone in got.gone
+    ]
+    notes += [
+        f"Upstream deleted the tag {tag}, whose name is in the way of a new one; it is kept, and"
+        f" {tag} still names it."
+        for tag in got.aside
     ]
     if got.shallow:
         notes.append(f"{got.url} is shallow: its history ends at {got.shallow[0][:9]}.")
@@ -158,6 +166,10 @@ def targets(
                 target = _target(ws, fork, got.source, old, new, bool(named), to)
             if not accept_moved_tags:
                 _refuse_moved_tag(target, to)
+        except _NoSuchRevision:
+            if got.fault:  # it may be among what could not be fetched
+                raise got.fault from None
+            raise
         except ForkmanError as error:
             # What it lacks may be what could not be fetched.
             asked = (found.get(each) for each in (fork, *_others(ws, fork)))
@@ -204,8 +216,12 @@ def _target(
     return Target(fork, old, Stand(source, pin, layers), how, notes)
 
 
+class _NoSuchRevision(UsageError):
+    """What was asked for is wrong, not what a fork has."""
+
+
 def _asked(ws: Workspace, fork: str, source: Source, to: str) -> Pin:
-    if to == "latest":
+    if to == "latest" or (to == "main" and source == "archives"):
         return _newest(ws, fork, source)
     mirror = ws.mirror(fork, source)
     if commit := refs.resolve(mirror, to):
@@ -215,7 +231,7 @@ def _asked(ws: Workspace, fork: str, source: Source, to: str) -> Pin:
         for name in ("master", "archives"):
             if commit := refs.branches(mirror).get(name):
                 return Pin(commit)
-    raise UsageError(
+    raise _NoSuchRevision(
         f"{fork}: upstream has no {to!r}.",
         todo=f"Name a tag, a branch or a commit of {ws.url(fork)}"
         + (" (only its release archives can be reached)." if source == "archives" else "."),

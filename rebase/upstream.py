@@ -17,7 +17,7 @@ configuration count, as do variables such as GIT_SSH_COMMAND.
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebase import address, refs
 from rebase.errors import EnvironmentFault, UsageError
-from rebase.git import Git, GitError, ObjectId
+from rebase.git import Git, GitError, ObjectId, check_version
 from rebase.words import visible
 
 if TYPE_CHECKING:
@@ -85,17 +85,18 @@ class Fetched:
     """What a fetch brought.
 
     url: where from, without credentials. new_tags: in the order of their names.
-    branches: those that appeared or moved; commits: how many commits are new.
+    commits: how many commits are new.
     moved_tags: tags that moved upstream; in the mirror they stay at `old` unless `fetch` was told
-    to accept them. gone: branches that were rewritten or deleted.
+    to accept them. aside: tags that upstream deleted and whose names are in the way of new ones;
+    they can be named as before. gone: branches that were rewritten or deleted.
     shallow: the commits at which the history ends, because the source has no more of it.
     """
 
     url: str
     new_tags: tuple[str, ...] = ()
-    branches: tuple[str, ...] = ()
     commits: int = 0
     moved_tags: tuple[Moved, ...] = ()
+    aside: tuple[str, ...] = ()
     gone: tuple[Gone, ...] = ()
     shallow: tuple[ObjectId, ...] = ()
 
@@ -126,6 +127,7 @@ def fetch(
     commits in its history, SHA-256 objects, no branches), EnvironmentFault when git or the network
     fails; the mirror's branches and tags are then as they were.
     """
+    check_version()
     address.check(url)
     if address.is_path(url):
         url = str(Path(url).expanduser().absolute())
@@ -157,9 +159,9 @@ def complete(
 ) -> dict[ObjectId, bytes]:
     """Bring the file contents of `commits` that a blobless mirror lacks, all at once.
 
-    Returns what the upstream does not have either, being a partial copy itself: blob → a path.
-    Raises EnvironmentFault where the mirror lacks a commit, or the upstream cannot be reached or
-    does not give the contents.
+    Returns what the upstream does not have either, being a partial copy itself: blob → a path
+    (`lacking` says it). Raises EnvironmentFault where the mirror lacks a commit, or the upstream
+    cannot be reached or does not give the contents.
     """
     wanted = list(dict.fromkeys(commits))
     for commit, found in zip(wanted, refs.peel(mirror, wanted), strict=True):
@@ -185,6 +187,15 @@ def complete(
                 no_write_fetch_head=True,
             )  # fmt: skip
     return _paths(mirror, wanted, absent)
+
+
+def lacking(absent: Mapping[ObjectId, bytes]) -> tuple[str, ...]:
+    """What a person must know of `complete`'s answer: nothing, or one sentence."""
+    if not absent:
+        return ()
+    names = [visible(path) for path in sorted(absent.values())]
+    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+    return (f"Its upstream is a partial copy. No change can touch what it lacks: {some}.",)
 
 
 def fetch_ref(mirror: Path, url: str, ref: str, into: str) -> ObjectId:
@@ -224,7 +235,8 @@ def _fetch(
         there = _listed(
             fork, url, str(repo.git.ls_remote("--", url, "refs/heads/*", "refs/tags/*"))
         )
-    here = _refs(git, refs.HEADS, refs.TAGS, refs.KEPT)
+    aside = {refs.TAGS + tag: id for tag, id in refs.aside(mirror).items()}
+    here = aside | refs.listed(mirror, refs.HEADS, refs.TAGS, refs.KEPT)
     shallow = _shallow(git)
     moved = _moved(refs.tags(mirror), {ref: commit for ref, (_, commit) in there.items()})
     new = {ref for ref, (id, _) in there.items() if here.get(ref) != id}
@@ -240,7 +252,7 @@ def _fetch(
             # Only a mirror that has no whole history yet takes one that is cut off.
             unshallow=bool(shallow), update_shallow=bool(shallow) or not here,
         )  # fmt: skip
-        return _move(git, fork, shown, there.keys(), here, accept_moved_tags)
+        return _move(git, fork, shown, there.keys(), here, aside.keys(), accept_moved_tags)
 
 
 def _moved(old: dict[str, ObjectId], new: dict[str, ObjectId]) -> dict[str, Moved]:
@@ -258,10 +270,15 @@ def _move(
     url: str,
     there: Set[str],
     here: dict[str, ObjectId],
+    aside: Set[str],
     accept_moved_tags: bool,
 ) -> Fetched:
-    """Let branches and tags follow what is under `incoming`: all the refs that are `there`."""
-    staged = _refs(git, _INCOMING)
+    """Let branches and tags follow what is under `incoming`: all the refs that are `there`.
+
+    aside: those of the tags `here` that are set aside.
+    """
+    mirror = git.directory
+    staged = refs.listed(mirror, _INCOMING)
     now = {
         (refs.TAGS if ref.startswith(_INCOMING + "tags/") else refs.HEADS)
         + ref.removeprefix(_INCOMING).partition("/")[2]: id
@@ -281,19 +298,17 @@ def _move(
     commits = _count(git, new_tips, without=old_tips)
     strange = old_tips and commits and not set(old_tips) & set(new_tips)  # no ref is equal
     if strange and commits == _count(git, new_tips):
-        move_refs(git, [(ref, None) for ref in staged])
+        refs.move(mirror, dict.fromkeys(staged))
         raise UsageError(
             f"{fork}: {url} is another project: it shares no commit with what was fetched before.",
             kept="The mirror's branches and tags are as they were.",
             todo=f"Correct the address; or, if the project has moved there with a new history, "
-            f"remove {git.directory} and fetch again.",
+            f"remove {mirror} and fetch again.",
         )
 
     # What came is what counts: tags may have moved since they were listed.
-    came = refs.commits(git.directory, _INCOMING + "tags/")
-    moved = _moved(
-        refs.tags(git.directory), {refs.TAGS + tag: commit for tag, commit in came.items()}
-    )
+    came = refs.commits(mirror, _INCOMING + "tags/")
+    moved = _moved(refs.tags(mirror), {refs.TAGS + tag: commit for tag, commit in came.items()})
     if not accept_moved_tags:
         now |= {ref: here[ref] for ref in moved if ref in now}
     changed = {ref: id for ref, id in now.items() if here.get(ref) != id}
@@ -301,16 +316,24 @@ def _move(
     # A pin may stand on a tip that nothing reaches any more.
     leaving = {one.old for one in gone} | {moved[ref].old for ref in moved if ref in changed}
     staying = {**{ref: id for ref, id in here.items() if not ref.startswith(refs.HEADS)}, **now}
-    move_refs(git, [(refs.KEPT + id, id) for id in _unreachable(git, leaving, staying.values())])
+    kept = {refs.KEPT + id: id for id in _unreachable(git, leaving, staying.values())}
+    refs.move(mirror, kept)
 
     # git refuses to make a/b while there is a, even if the same transaction deletes a.
+    in_the_way = [
+        ref
+        for ref in here.keys() - now.keys() - aside
+        if ref.startswith((refs.HEADS, refs.TAGS)) and any(_nested(ref, new) for new in changed)
+    ]
+    blocking = sorted(ref[len(refs.TAGS) :] for ref in in_the_way if ref.startswith(refs.TAGS))
+    set_aside = {refs.ref_aside(tag): here[refs.TAGS + tag] for tag in blocking}
+    refs.move(mirror, dict.fromkeys(in_the_way) | set_aside)
     deleted = [ref for ref in here if ref.startswith(refs.HEADS) and ref not in now]
-    in_the_way = [ref for ref in deleted if any(_nested(ref, new) for new in changed)]
-    move_refs(git, [(ref, None) for ref in in_the_way])
-    move_refs(
-        git,
-        [*changed.items(), *((ref, None) for ref in deleted if ref not in in_the_way),
-         *((ref, None) for ref in staged)],
+    over = [refs.ref_aside(ref[len(refs.TAGS) :]) for ref in aside & changed.keys()]
+    refs.move(
+        mirror,
+        changed | dict.fromkeys([ref for ref in deleted if ref not in in_the_way] + over)
+        | dict.fromkeys(staged),
     )  # fmt: skip
     git.run("pack-refs", "--all")
     return Fetched(
@@ -320,9 +343,9 @@ def _move(
             for ref in changed
             if ref.startswith(refs.TAGS) and ref not in here
         ),
-        branches=tuple(ref[len(refs.HEADS) :] for ref in changed if ref.startswith(refs.HEADS)),
         commits=commits,
         moved_tags=tuple(moved.values()),
+        aside=tuple(blocking),
         gone=gone,
         shallow=_shallow(git),
     )
@@ -376,26 +399,6 @@ def _listed(fork: str, url: str, listing: str) -> dict[str, tuple[ObjectId, Obje
             todo="Correct the address, or push something there first.",
         )
     return there
-
-
-def _refs(git: Git, *under: str) -> dict[str, ObjectId]:
-    listed = git.run("for-each-ref", "--format=%(objectname) %(refname)", *under)
-    return {
-        ref: ObjectId(id)
-        for id, _, ref in (line.partition(" ") for line in os.fsdecode(listed).splitlines())
-    }
-
-
-def move_refs(git: Git, moves: Sequence[tuple[str, ObjectId | None]]) -> None:
-    """Move all these refs or none; None deletes."""
-    if moves:
-        text = "".join(
-            f"update {ref}\0{id}\0\0" if id else f"delete {ref}\0\0" for ref, id in moves
-        )
-        git.run(
-            "-c", "core.logAllRefUpdates=false", "update-ref", "--stdin", "-z",
-            input=os.fsencode(text),
-        )  # fmt: skip
 
 
 def _count(git: Git, tips: Sequence[ObjectId], without: Sequence[ObjectId] = ()) -> int:

@@ -1,4 +1,7 @@
-"""Words from elsewhere (messages, paths, code, what git said), made safe to show to a person."""
+"""Words from elsewhere (messages, paths, code, what the system said), for people and in lines."""
+
+import io
+import os
 
 
 def visible(text: str | bytes) -> str:
@@ -13,6 +16,17 @@ def visible(text: str | bytes) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\u3000" else _escape(c) for c in text)
+
+
+def split_lines(content: bytes) -> list[bytes]:
+    """Lines as git has them: split after line feeds only."""
+    return io.BytesIO(content).readlines()
+
+
+def reason(error: OSError) -> str:
+    """What the system refused, in its words, with the file where it names one."""
+    words = error.strerror or str(error)
+    return f"{visible(os.fsdecode(error.filename))}: {words}" if error.filename else words
 
 
 def _escape(character: str) -> str:

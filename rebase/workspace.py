@@ -12,9 +12,10 @@
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rebase import address, landing, manifest, refs
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import GitError
-from rebase.outcome import Layer, Outcome, Pin, Status
+from rebase.outcome import Layer, Outcome, Pin, Status, Taken, UpstreamCommit
 
 if TYPE_CHECKING:
     from rebase.manifest import Manifest
@@ -200,11 +201,18 @@ class Workspace:
     def last(self, fork: str) -> Last | None:
         """What the last replay of a fork found, None where there was none."""
         data = self.read_state("last", fork)
-        return data and Last(
-            run_from(data["run"]),
-            target_from(data["target"]),
-            tuple(outcome_from(each) for each in data["outcomes"]),
-        )
+        try:
+            return data and Last(
+                run_from(data["run"]),
+                target_from(data["target"]),
+                tuple(outcome_from(each) for each in data["outcomes"]),
+            )
+        except (KeyError, TypeError):  # of another version of forkman: the next replay tells anew
+            return None
+
+    def forget(self, fork: str) -> None:
+        """Forget what the last replay of a fork found."""
+        self.write_state("last", fork, None)
 
     def remember(self, last: Last) -> None:
         """Keep what a replay found."""
@@ -230,7 +238,10 @@ class Workspace:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".new")
-        beside.write_text(json.dumps(data, indent=1), "utf-8")
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(path)
 
 
@@ -241,15 +252,12 @@ def _never_fetched(fork: str) -> UsageError:
 
 
 def outcomes_data(outcomes: Iterable[Outcome]) -> list[dict[str, object]]:
-    """Of each outcome what a later run needs: not the details, which the report has."""
+    """The outcomes as JSON has them, but for conflicts, which are found anew."""
     return [
-        {
-            "change": each.change,
-            "subject": each.subject,
+        asdict(replace(each, conflicts=(), taken=()))
+        | {
             "status": each.status.value,
-            "tree": each.tree,
-            "commit": each.commit,
-            "note": each.note,
+            "taken": [asdict(it) | {"path": os.fsdecode(it.path)} for it in each.taken],
         }
         for each in outcomes
     ]
@@ -257,7 +265,14 @@ def outcomes_data(outcomes: Iterable[Outcome]) -> list[dict[str, object]]:
 
 def outcome_from(data: Any) -> Outcome:
     """The inverse of one of `outcomes_data`."""
-    return Outcome(**(data | {"status": Status(data["status"])}))
+    taken = tuple(
+        Taken(os.fsencode(it["path"]), it["hunks"], it["total"],
+              tuple(UpstreamCommit(**by) for by in it["by"]))
+        for it in data["taken"]
+    )  # fmt: skip
+    lists = {name: tuple(data[name]) for name in ("places", "new_places")}
+    found = data | lists | {"status": Status(data["status"]), "taken": taken, "conflicts": ()}
+    return Outcome(**found)
 
 
 def run_from(data: Any) -> Run:
@@ -285,8 +300,10 @@ def mirror_faults(ws: Workspace, fork: str) -> Iterator[None]:
     try:
         yield
     except GitError as error:
+        mirror = ws.mirror(fork, ws.source(fork))
         raise EnvironmentFault(
             f"{fork}: git failed on its mirror: {error.stderr}",
-            todo="Look at the disk. If the mirror is damaged, remove"
-            f" {ws.mirror(fork, ws.source(fork))} and fetch again.",
+            todo="See whether the disk and the temporary directory (TMPDIR) have room and can be"
+            f" written. If it is the mirror that is damaged, remove {mirror} and fetch again; with"
+            " it go the resolutions it remembers and the states that forkman diff shows.",
         ) from error

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rebase.errors import EnvironmentFault, NeedsPerson
@@ -19,7 +19,7 @@ from rebase.replay import Edit, Step
 
 # One conflict must look the same to rerere whoever meets it.
 _STYLE = ("-c", "merge.conflictStyle=zdiff3", "-c", "rerere.enabled=true")
-_MARKER = re.compile(rb"^(?:<{7}|>{7}) .*", re.MULTILINE)
+_MARKER = re.compile(rb"^(?:[<>|]{7} .*|={7}\r?$)", re.MULTILINE)
 
 
 def add(git_dir: Path, path: Path, head: ObjectId) -> None:
@@ -120,13 +120,24 @@ def unfinished(path: Path) -> str:
     return next((command for mark, command in marks.items() if (git_dir / mark).exists()), "")
 
 
+def resolutions(git_dir: Path) -> tuple[str, ...]:
+    """The names of the conflicts that rerere can resolve."""
+    found = (git_dir / "rr-cache").glob("*/postimage*")
+    return tuple(sorted({image.parent.name for image in found}))
+
+
+def forget(git_dir: Path, names: Collection[str]) -> None:
+    """Forget resolutions."""
+    for name in names:
+        shutil.rmtree(git_dir / "rr-cache" / name, ignore_errors=True)
+
+
 class Memory:
     """What people resolved before: a `Recall` for the replay."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        cache = objects.git.directory / "rr-cache"
-        self.empty = not (cache.is_dir() and any(cache.glob("*/postimage*")))
+        self.empty = not resolutions(objects.git.directory)
 
     def __call__(self, step: Step, edit: Edit, head: ObjectId) -> ObjectId | None:
         """The tree as rerere resolves the conflict of `step` on `head`; None where it cannot."""

@@ -96,6 +96,18 @@ def test_a_series_in_one_file_becomes_its_changes_without_the_cover_letter(
     assert lead.series("lead")[-3:] == ["line-10.patch", "line-20.patch", "line-30.patch"]
 
 
+def test_a_cover_letter_in_a_file_of_its_own_is_left_out_and_named(
+    lead: Project, theirs: Repo
+) -> None:
+    for number in (10, 20):
+        theirs.commit({"app.py": lines({5: "ours 5", number: "x"})}, f"Line {number}")
+    theirs.git("format-patch", "-2", "--cover-letter", "--output-directory", "fp")
+    files = sorted(str(path) for path in (theirs.path / "fp").iterdir())
+    done = lead.ok("adopt", "lead", *files)
+    assert f"Left out, a cover letter: {files[0]}" in done.out
+    assert lead.series("lead")[-2:] == ["line-10.patch", "line-20.patch"]
+
+
 def test_a_squashed_diff_may_be_split_by_file(lead: Project, theirs: Repo) -> None:
     text = diff(theirs, {"app.py": lines({5: "ours 5", 9: "x"}), "a/b.py": "new\n", "c.py": "c\n"})
     lead.ok("adopt", "lead", "--split", "file", patch(lead, "squashed.patch", text))
@@ -178,6 +190,17 @@ def test_a_patch_that_does_not_apply_is_told_with_file_hunk_and_line(
     assert "app.py" in said
 
 
+def test_all_parts_of_a_split_patch_that_do_not_apply_are_told(lead: Project, theirs: Repo) -> None:
+    theirs.commit({"other.py": lines(), "third.py": lines()}, "What upstream does not have")
+    edits = {"good.py": "good\n", "other.py": lines({9: "x"}), "third.py": lines({9: "x"})}
+    text = diff(theirs, edits)
+    said = refused(lead, 1, "--split", "file", patch(lead, "squashed.patch", text))
+    for name in ("other.py", "third.py"):
+        assert f"squashed.patch ({name}) does not apply on its branch at v1.0" in said
+    assert "good.py" not in said
+    assert "Nothing was adopted." in said
+
+
 def test_a_patch_that_is_there_already_is_named(lead: Project, theirs: Repo) -> None:
     text = theirs.git("diff", "v1.0", "HEAD") + "\n"
     said = refused(lead, 2, patch(lead, "all.patch", text))
@@ -222,6 +245,14 @@ def test_a_path_through_a_symbolic_link_is_refused(lead: Project) -> None:
 @pytest.mark.parametrize("content", [b"", b"\0\xff binary \0", b"just words\n"])
 def test_a_file_without_a_diff_is_refused(lead: Project, content: bytes) -> None:
     assert "there is no diff in it" in refused(lead, 2, patch(lead, "empty.patch", content))
+
+
+def test_cover_letters_alone_are_refused(lead: Project, theirs: Repo) -> None:
+    theirs.commit({"x.py": "x\n"}, "X")
+    cover = theirs.git("format-patch", "-1", "--cover-letter", "--stdout").partition("\nFrom ")[0]
+    files = [patch(lead, name, cover) for name in ("0000-a.patch", "0000-b.patch")]
+    assert "there is no diff in it" in refused(lead, 2, files[0])
+    assert "there is no diff in it" in refused(lead, 2, *files)
 
 
 def test_a_damaged_patch_is_refused_with_its_line(lead: Project, theirs: Repo) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rebase import archives, refs, upstream
+from rebase import archives, refs
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, ObjectId
 
@@ -773,7 +773,7 @@ def test_a_folder_that_leads_out_is_refused(update: Update, mirror: Path, prefix
 def test_archives_do_not_mix_with_a_git_history(index: Index, update: Update, mirror: Path) -> None:
     index.add("0.9.0")
     update()
-    upstream.move_refs(Git(mirror), [(refs.HEADS + "main", refs.tags(mirror)["core_v0.9.0"])])
+    refs.move(mirror, {refs.HEADS + "main": refs.tags(mirror)["core_v0.9.0"]})
     with pytest.raises(UsageError, match="holds the history of a git repository"):
         update()
 

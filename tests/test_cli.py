@@ -1,5 +1,6 @@
 """The command line: what it says, in which form, and how it ends."""
 
+import html
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from conftest import Host, Project, Repo, lines
 
 COMMANDS = [
     "status", "fetch", "sync", "rebase", "export", "verify", "apply", "log", "diff", "edit",
-    "save", "continue", "skip", "abort", "adopt",
+    "save", "continue", "skip", "abort", "adopt", "audit", "needs", "recipe try",
 ]  # fmt: skip
 
 
@@ -23,12 +24,12 @@ COMMANDS = [
 def test_help_lists_every_command(solo: Project) -> None:
     said = solo.ok("--help").out
     listed = [line.split()[0] for line in said.partition("Commands:")[2].splitlines() if line]
-    assert sorted(listed) == sorted(COMMANDS)
+    assert sorted(listed) == sorted({command.split()[0] for command in COMMANDS})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_takes_json(solo: Project, command: str) -> None:
-    said = solo.ok(command, "--help").out
+    said = solo.ok(*command.split(), "--help").out
     assert said.startswith(f"Usage: forkman {command}")
     assert "--json" in said
 
@@ -39,7 +40,7 @@ def test_help_waits_for_nothing_heavy() -> None:
         "from rebase import cli\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
-        "print(sorted({'pygit2', 'git', 'rich', 'tomlkit', 'ast_grep_py', 'requests'}"
+        "print(sorted({'pygit2', 'git', 'rich', 'tomlkit', 'ast_grep_py', 'griffe', 'requests'}"
         " & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -51,7 +52,7 @@ def test_status_waits_for_no_libgit2(solo: Project) -> None:
         "import sys; sys.argv = ['forkman', 'status']\n"
         "from rebase import cli\n"
         "cli.cli(standalone_mode=False)\n"
-        "print(sorted({'pygit2', 'git', 'tomlkit', 'ast_grep_py'} & sys.modules.keys()))"
+        "print(sorted({'pygit2', 'git', 'tomlkit', 'ast_grep_py', 'griffe'} & sys.modules.keys()))"
     )
     solo.ok("sync")
     done = subprocess.run(
@@ -67,6 +68,18 @@ def test_the_version_is_the_packages(solo: Project) -> None:
 def test_it_runs_from_a_folder_below_the_project(project: Project) -> None:
     done = project.forkman("status", cwd=project.root / "forks" / "lead")
     assert done.code == 0 and "engine" in done.out
+
+
+def test_in_a_directory_that_is_gone_it_says_so(solo: Project) -> None:
+    """As is a shell's that stands in a worktree which a landing removed."""
+    gone = solo.folder / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir . ../gone; exec {sys.executable} -m rebase.cli status"],
+        cwd=gone, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "The current directory is gone." in done.stderr and "Traceback" not in done.stderr
 
 
 def test_outside_of_a_project_it_says_so(solo: Project) -> None:
@@ -109,6 +122,20 @@ def test_json_alone_is_on_standard_output(project: Project) -> None:
     done = project.process("sync", "--json")
     assert json.loads(done.out)["landed"]
     assert done.err  # progress
+
+
+def test_an_error_is_json_too(solo: Project) -> None:
+    summary = solo.folder / "summary.md"
+    done = solo.forkman("sync", "--to", "nope", "--json", "--summary", str(summary))
+    assert done.code == 2
+    found = json.loads(done.out)
+    assert found["version"] == 1
+    assert found["error"].pop("todo").startswith("Name a tag, a branch or a commit of ")
+    assert found["error"] == {
+        "what": "lead: upstream has no 'nope'.", "kept": "Nothing was changed.", "exit_code": 2,
+    }  # fmt: skip
+    assert "lead: upstream has no 'nope'." in done.err
+    assert html.unescape(summary.read_text()).startswith("lead: upstream has no 'nope'.\n\n")
 
 
 def test_a_report_with_conflicts_is_json_too(solo: Project) -> None:
@@ -180,12 +207,12 @@ def test_downstream_applies_an_export_without_a_project(solo: Project) -> None:
         assert done.code == 0, done.said
         return done.out
 
-    assert "lead: app.py" in apply("--check")
+    assert apply("--check") == "lead: would change app.py\nlead: would change npu.py\n"
     assert Repo(checkout).git("status", "--porcelain") == ""
-    assert "lead: app.py" in apply()
+    assert apply() == "lead: applied to app.py\nlead: applied to npu.py\n"
     assert Repo(checkout).read("app.py") == lines({5: "ours 5", 25: "upstream 25"})
     assert "nothing to do" in apply()
-    apply("--reverse")
+    assert "lead: taken away from app.py" in apply("--reverse")
     assert Repo(checkout).git("status", "--porcelain") == ""
 
 
@@ -196,6 +223,31 @@ def test_a_report_is_added_to_a_step_summary(solo: Project) -> None:
     assert summary.read_text().startswith("# Before\n## forkman <code>sync</code>")
 
 
+def test_a_summary_that_cannot_be_written_does_not_hide_what_was_done(solo: Project) -> None:
+    summary = solo.folder / "nowhere" / "summary.md"
+    done = solo.forkman("sync", "--json", "--summary", str(summary))
+    assert done.code == 3
+    assert json.loads(done.out)["landed"] and solo.pin("lead") == "v1.1"
+    assert f"The summary {summary} cannot be written: No such file or directory." in done.err
+    assert "What the report above says was done." in done.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written_does_not_say_that_nothing_happened(
+    solo: Project, options: list[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rebase.cli", "sync", *options],
+            cwd=solo.root, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 3
+    assert solo.pin("lead") == "v1.1"
+    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
+    assert "as they were" not in done.stderr and "Nothing was" not in done.stderr
+
+
 def test_a_dry_run_names_the_command_that_lands_it(solo: Project) -> None:
     done = solo.ok("sync", "--to", "v2.0rc1", "--dry-run")
     assert "To land it:\n  forkman sync --to v2.0rc1\n" in done.out
@@ -204,6 +256,33 @@ def test_a_dry_run_names_the_command_that_lands_it(solo: Project) -> None:
 def test_a_pipe_gets_whole_lines(project: Project) -> None:
     done = project.process("sync", env={"COLUMNS": "40"})
     assert "  exports/lead/0001-rank-by-device.patch\n" in done.out
+
+
+def test_a_pipe_gets_whole_rows(solo: Project) -> None:
+    subject = "Keep the mask of the attention where the kernel of the device has it"
+    name = solo.change("lead", subject, {"x.py": "x\n"})
+    (row,) = [
+        line for line in solo.process("log", "lead", env={"COLUMNS": "40"}).out.splitlines()
+        if "mask" in line
+    ]  # fmt: skip
+    assert name in row and subject in row and "Ann Maintainer" in row
+    solo.ok("fetch")
+    branch = solo.branch("lead")
+    branch.commit({"y.py": "y\n"}, f"Also: {subject.lower()}")
+    patch = solo.folder / "also.patch"
+    patch.write_text(branch.git("format-patch", "-1", "--stdout") + "\n")
+    done = solo.process("adopt", "lead", str(patch), env={"COLUMNS": "40"})
+    assert done.out.count("\n") == 1 and f"Also: {subject.lower()}" in done.out
+
+
+def test_what_a_terminal_cannot_show_is_shown_as_escapes(solo: Project) -> None:
+    solo.change("lead", "修复 [npu]", {"x.py": "x\n"})
+    for command in ("sync", "verify", "status", "log lead", "diff lead"):
+        done = solo.process(*command.split(), env={"PYTHONIOENCODING": "ascii"})
+        assert done.code == 0, done.said
+        assert done.said.isascii()
+        if command == "log lead":
+            assert r"\u4fee\u590d [npu]" in done.out
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
@@ -247,6 +326,8 @@ def test_control_bytes_and_markup_of_others_are_shown_as_text(solo: Project) -> 
         (["edit", "-x"], "No such option"),
         (["sync", "\x1b[31m"], "There is no fork"),
         (["sync", "--to", "-x"], "upstream has no '-x'"),
+        (["sync", "--to", ""], "it is empty"),
+        (["rebase", "lead", "--onto", " "], "it is empty"),
         (["rebase", "lead", "--onto", "--upload-pack=x"], "upstream has no '--upload-pack=x'"),
         (["rebase", "lead", "--onto", "v1.0^{tree}"], "upstream has no"),
         (["rebase", "lead", "--onto", "HEAD"], "upstream has no 'HEAD'"),
@@ -302,7 +383,10 @@ def test_a_damaged_mirror_is_the_environments_fault(solo: Project) -> None:
         (solo.mirror("lead").path / name).write_bytes(b"\0")
     done = solo.forkman("sync")
     assert done.code == 3, done.said
-    assert "lead: git failed on its mirror" in done.out and "fetch again" in done.out
+    assert "lead: git failed on its mirror" in done.out
+    assert "See whether the disk and the temporary directory (TMPDIR) have room" in done.out
+    assert f"remove {solo.mirror('lead').path} and fetch again" in done.out
+    assert "with it go the resolutions it remembers" in done.out
     shutil.rmtree(solo.mirror("lead").path)
     solo.ok("sync")
 
@@ -327,6 +411,9 @@ def test_fetch_ends_with_what_went_wrong(project: Project, host: Host) -> None:
     assert done.code == 3
     assert "lead out of reach" in done.out and "engine fetched" in done.out
     project.ok("fetch")
+    done = project.forkman("fetch", "--upstream", away)
+    assert done.code == 3
+    assert "lead out of reach, as fetched before" in done.out and "engine fetched" in done.out
     other = f"lead={project.upstream('engine').path}"
     assert project.forkman("fetch", "lead", "--upstream", other).code == 2
 

@@ -87,6 +87,7 @@ def fork_of(objects: Objects, start: Files, *steps: Files, name: str = "slime") 
 def write(objects: Objects, folder: Path, *forks: ForkExport) -> dict[str, Exported]:
     """Export to a folder, as a landing does."""
     entries = {}
+    folder.mkdir(exist_ok=True)
     for fork in forks:
         entries[fork.fork], files = export.export(objects, fork)
         for path, content in files.items():
@@ -265,6 +266,20 @@ def test_what_is_no_index_is_refused(tmp_path: Path, content: bytes) -> None:
         export.read_index(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"{", b'{"version": 2}', b'{"version": 1, "forks": {"a": 1}}'])
+def test_a_damaged_index_counts_as_none_where_all_is_exported_anew(
+    objects: Objects, tmp_path: Path, content: bytes
+) -> None:
+    assert export.listed(tmp_path, all_anew=False) == {}
+    written = write(objects, tmp_path, fork_of(objects, PIN, *STEPS))
+    assert export.listed(tmp_path, all_anew=True) == written
+    (tmp_path / "index.json").write_bytes(content)
+    assert export.listed(tmp_path, all_anew=True) == {}
+    with pytest.raises(export.DamagedIndex) as caught:
+        export.listed(tmp_path, all_anew=False)
+    assert "xport" in caught.value.todo
+
+
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere: No such file"):
         export.read_index(tmp_path / "nowhere")
@@ -297,11 +312,78 @@ def test_content_that_a_tool_does_not_take_is_said(objects: Objects, tmp_path: P
     assert [how for how, _ in result.skipped] == ["patch -p1", "git am"]
 
 
-def test_an_empty_queue_is_an_empty_export(objects: Objects, tmp_path: Path) -> None:
+def test_a_fork_that_changes_nothing_has_no_patch(objects: Objects, tmp_path: Path) -> None:
+    """git apply refuses a patch without a diff."""
     fork = fork_of(objects, PIN)
+    entry = write(objects, tmp_path / "out", fork)["slime"]
+    assert (entry.patch, entry.series) == (None, ())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.json"]
+    assert b'"patch": null' in (tmp_path / "out/index.json").read_bytes()
+    result = export.verify(objects, tmp_path / "out", "slime", fork.base)
+    assert (result.done, result.findings) == ((), ())
+    assert {why for _, why in result.skipped} == {"there is nothing to apply"}
+    checkout = lay_out(tmp_path / "src", PIN)
+    for reverse in (False, True):
+        applied = export.apply_to(tmp_path / "out", checkout, reverse=reverse)
+        assert applied == export.Applied("slime", (), ())
+    assert files_in(checkout) == PIN
+
+
+def test_changes_that_take_each_other_back_are_a_series_and_no_patch(
+    objects: Objects, tmp_path: Path
+) -> None:
+    fork = fork_of(objects, PIN, STEPS[0], PIN)
+    entry = write(objects, tmp_path, fork)["slime"]
+    assert (entry.patch, len(entry.series)) == (None, 2)
+    result = export.verify(objects, tmp_path, "slime", fork.base)
+    assert result.done == ("git am --keep --keep-cr", "git am")
+    assert result.findings == ()
+
+
+def test_a_change_without_a_diff_is_named_and_not_exported(
+    objects: Objects, tmp_path: Path
+) -> None:
+    fork = fork_of(objects, PIN, PIN, *STEPS)
+    entry = write(objects, tmp_path / "out", fork)["slime"]
+    assert entry.empty == ("change-1.patch",)
+    assert [file.path for file in entry.series] == [
+        "slime/0001-change-2.patch", "slime/0002-change-3.patch",
+    ]  # fmt: skip
+    assert verify(objects, tmp_path / "out", fork) == []
+
+
+def test_what_is_exported_is_taken_by_the_plain_commands(objects: Objects, tmp_path: Path) -> None:
+    """Those of the README, with no option more."""
+    write(objects, tmp_path / "out", fork_of(objects, PIN, PIN, *STEPS))
+    mails = sorted((tmp_path / "out/slime").iterdir())
+    for command in (["apply", tmp_path / "out/slime.patch"], ["am", "--quiet", "--keep", *mails]):
+        checkout = lay_out(tmp_path / str(command[0]), PIN)
+        for words in (["init"], ["add", "--all"], ["commit", "--message", "pin"], command):
+            subprocess.run(["git", *words], cwd=checkout, check=True, capture_output=True)
+        assert files_in(checkout) == STEPS[-1]
+
+
+def test_a_patch_that_the_index_leaves_out_is_missed(objects: Objects, tmp_path: Path) -> None:
+    fork = fork_of(objects, PIN, *STEPS)
+    entry = write(objects, tmp_path, fork)["slime"]
+    (tmp_path / "index.json").write_bytes(export.index([replace(entry, patch=None, series=())]))
+    found = verify(objects, tmp_path, fork)
+    changed = "d/a.py, gone.py, new/b.py, z.txt"
+    assert f"slime: git apply: applies, but gives another {changed}" in found
+    assert f"slime: git am: applies, but gives another {changed}" in found
+
+
+def test_a_way_that_failed_is_not_among_those_that_gave_the_tree(
+    objects: Objects, tmp_path: Path
+) -> None:
+    fork = fork_of(objects, PIN, *STEPS)
     write(objects, tmp_path, fork)
-    assert (tmp_path / "slime.patch").read_bytes() == b""
-    assert verify(objects, tmp_path, fork) == []
+    edit(tmp_path / "slime/0002-change-2.patch", b"+more", b"+less")  # applies, to another tree
+    done = export.verify(objects, tmp_path, "slime", fork.base).done
+    assert done[:2] == ("git apply", "git apply --3way")
+    assert not any(how.startswith("git am") for how in done)
+    edit(tmp_path / "slime.patch", b" line 19", b" line XIX")  # does not apply
+    assert export.verify(objects, tmp_path, "slime", fork.base).done == ()
 
 
 def test_verifying_leaves_the_mirror_alone(objects: Objects, tmp_path: Path) -> None:

@@ -108,6 +108,11 @@ def mistakes(call, *args):
 # What a manifest holds
 
 
+def test_the_audit_names_files_and_folders():
+    assert parse(f'{LEADER}[audit]\npaths = ["pkg", "train.py"]\n').audit == ("pkg", "train.py")
+    assert parse(LEADER).audit == ()
+
+
 def test_a_manifest_is_read_into_frozen_data():
     engine = parse(FOLLOWER)
     assert engine.fork == "engine"
@@ -212,6 +217,9 @@ def test_all_mistakes_of_all_files_come_at_once(project):
         ('"engine.patch"', '"../engine.patch"', "export.name: '../engine.patch' is no name"),
         ('"engine.patch"', '"lead.patch"', "is engine's already"),
         ("[[layers]]", "[layers]", "layers: {'fork': 'lead'"),
+        ("[archives]", "[audit]\n[archives]", "audit.paths: missing; an array is needed here"),
+        ("[archives]", "[audit]\npaths = ['a/']\n[archives]", "audit.paths[0]: 'a/' is no path"),
+        ("[archives]", "[audit]\npaths = 'a'\n[archives]", "audit.paths: 'a' is not an array"),
         ("[archives]", "[archives]\n\"a\\u001b[31m\" = 1", "archives.'a\\x1b[31m': no such key"),
     ],
 )  # fmt: skip

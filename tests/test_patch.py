@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebase import patch
-from rebase.errors import UsageError
+from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import EMPTY_TREE, ObjectId
 from rebase.objects import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Entry, Objects
 
@@ -344,6 +344,26 @@ def test_a_file_shorter_or_longer_than_expected_is_rejected(objects: Objects) ->
     assert 'expected "2", the file has its end in line 2' in rejected(objects, shorter, text)
 
 
+def test_a_hunk_that_is_no_longer_at_the_beginning_says_so(objects: Objects) -> None:
+    text = patch.diff(
+        objects, make(objects, {b"a": LINES}), make(objects, {b"a": b"new\n" + LINES})
+    )
+    longer = make(objects, {b"a": b"license\nmore\n" + LINES})
+    assert rejected(objects, longer, text) == (
+        "a: hunk 1 (line 1): begins the file in the patch; here its lines begin in line 3"
+    )
+
+
+def test_white_space_at_the_end_of_a_line_is_shown(objects: Objects) -> None:
+    text = patch.diff(objects, make(objects, {b"a": b"1\r\n2"}), make(objects, {b"a": b"x\n"}))
+    for there, words in (
+        (b"1\n2", r'expected "1\r", the file has "1" in line 1'),
+        (b"1 \r\n2", r'expected "1\r", the file has "1 \r" in line 1'),
+        (b"1\r\n2\n", 'expected "2" without a line end, the file has "2" in line 2'),
+    ):
+        assert words in rejected(objects, make(objects, {b"a": there}), text)
+
+
 @pytest.mark.parametrize(
     ("upstream", "reason"),
     [
@@ -399,6 +419,21 @@ def test_a_blob_that_a_three_way_application_lacks_is_named(objects: Objects) ->
     assert f"blob {lost.decode()}, which the patch was made from, is not in" in message
 
 
+def test_a_repository_that_cannot_be_written_is_not_the_patchs_fault(objects: Objects) -> None:
+    old, new = make(objects, {b"a": b"1\n"}), make(objects, {b"a": b"2\n"})
+    text = patch.diff(objects, old, new).replace(b"+2", b"+3")
+    store = objects.git.directory / "objects"
+    store.rename(store.with_name("elsewhere"))
+    store.mkdir()
+    (store / "info").mkdir()
+    (store / "info" / "alternates").write_text(f"{store.with_name('elsewhere')}\n")
+    blob = "00750edc07d6415dcc07ae0351e9397b0222b7ba"  # of 3\n, which is to be written
+    (store / blob[:2]).write_bytes(b"in the way")
+    with pytest.raises(EnvironmentFault, match="git cannot apply a patch in") as caught:
+        patch.apply(Objects(objects.git.directory), old, text)
+    assert ": unable to create temporary file: Not a directory; unable" in caught.value.what
+
+
 # -- hostile and damaged patches -----------------------------------------------------------------
 
 
@@ -428,6 +463,36 @@ def test_nothing_is_written_through_a_symbolic_link(objects: Objects) -> None:
     assert "symbolic link" in rejected(objects, linked, text)
     both = patch.diff(objects, EMPTY_TREE, linked) + text
     assert "symbolic link" in rejected(objects, EMPTY_TREE, both)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"diff --git x.py x.py\n--- x.py\n+++ x.py\n@@ -1 +1 @@\n-1\n+2\n",
+        b"diff --git d/x.py d/x.py\n--- d/x.py\n+++ d/x.py\n@@ -1 +1 @@\n-1\n+2\n",
+        b"--- x.py\n+++ x.py\n@@ -1 +1 @@\n-1\n+2\n",
+        b"--- d/x.py\t(revision 1)\n+++ d/x.py\t(working copy)\n@@ -1 +1 @@\n-1\n+2\n",
+        b"diff --git d/x.py d/x.py\nnew file mode 100644\n--- /dev/null\n+++ d/x.py\n"
+        b"@@ -0,0 +1 @@\n+2\n",
+        b"diff --git d/x.py d/x.py\nold mode 100644\nnew mode 100755\n",
+        b"diff --git d/x.py e/y z\nsimilarity index 100%\nrename from d/x.py\nrename to e/y z\n",
+        b'diff --git "d/x.py\\t" "d/x.py\\t"\nold mode 100644\nnew mode 100755\n',
+    ],
+)
+def test_a_patch_without_prefixes_is_refused_by_that_name(objects: Objects, text: bytes) -> None:
+    tree = make(objects, {b"x.py": b"1\n", b"d/x.py": b"1\n"})
+    with pytest.raises(UsageError, match=r"x\.py.* without the prefixes a/ and b/") as caught:
+        patch.apply(objects, tree, text)
+    assert "git -c diff.noprefix=false diff" in caught.value.todo
+
+
+@pytest.mark.parametrize("prefixes", [("a/", "b/"), ("i/", "w/"), ("a/", "a/"), ("old/", "new/")])
+def test_other_prefixes_count_as_git_has_it(objects: Objects, prefixes: tuple[str, str]) -> None:
+    old, new = (prefix.encode() + b"d/x y.py" for prefix in prefixes)
+    text = b"--- %s\n+++ %s\n@@ -1 +1 @@\n-1\n+2\n" % (old, new)
+    for header in (b"", b"diff --git %s %s\n" % (old, new)):
+        tree = patch.apply(objects, make(objects, {b"d/x y.py": b"1\n"}), header + text)
+        assert read(objects, tree, b"d/x y.py") == b"2\n"
 
 
 @pytest.mark.parametrize(

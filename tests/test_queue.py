@@ -194,6 +194,21 @@ def test_a_change_taken_out_leaves_comments_and_order(folder: Path) -> None:
     assert set(left.files()) == {"series", "a.patch", "b.patch"}
 
 
+def test_a_change_taken_out_takes_the_comment_right_above_it_along(folder: Path) -> None:
+    loaded = queue.load(folder)
+    assert (
+        loaded.without("b.patch").series
+        == b"# The queue of slime\r\n\n  eager.py  \n\n#end\na.patch"
+    )
+    assert loaded.without("a.patch").series == (
+        b"# The queue of slime\r\n\n# why b\nb.patch\n  eager.py  \n\n"
+    )
+    series = b"# of all\n\n# about a\n#\n  # more about a\na.patch\n# about b\nb.patch\n"
+    save(folder, {"series": series})
+    (folder / "eager.py").unlink()
+    assert queue.load(folder).without("a.patch").series == b"# of all\n\n# about b\nb.patch\n"
+
+
 def test_a_new_change_goes_to_the_end(folder: Path) -> None:
     grown = queue.load(folder).with_added(change(b"New one\n"))
     assert grown.series.endswith(b"#end\na.patch\nnew-one.patch\n")

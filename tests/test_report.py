@@ -23,6 +23,8 @@ from rebase import report
 from rebase.errors import NeedsPerson
 from rebase.git import ObjectId
 from rebase.outcome import (
+    Audit,
+    Broken,
     Conflict,
     ForkReport,
     Hunk,
@@ -30,8 +32,11 @@ from rebase.outcome import (
     Outcome,
     Pin,
     Report,
+    Site,
+    Stale,
     Status,
     Taken,
+    Unparsed,
     UpstreamCommit,
 )
 
@@ -66,6 +71,15 @@ def slime(*outcomes: Outcome, **more: Any) -> ForkReport:
 
 
 STAYS = ForkReport("mindspeed", "git", V1, V1, "stays")
+AUDIT = Audit(
+    "slime", V2,
+    (Site("slime/a.py", 12, "Actor.run", "torch.cuda", "torch.cuda.Stream"),),
+    (Broken("slime.a.run", "ours calls it", "slime/a.py:3 takes no b", (SPLIT,)),),
+    (Unparsed("slime/b.py", 7, "invalid syntax", ("b.patch",)),),
+    accepted=5, kept=2, before=4,
+    stale=(Stale("slime/c.py: torch.cuda.Event", "as it was"),),
+    notes=("The tree has no x.",),
+)  # fmt: skip
 HUNK = Hunk(506, b"was = 1\nsame\n", b"now = 1\nsame\n", b"want = 1\nsame\n")
 
 
@@ -223,6 +237,55 @@ def test_notes_of_forks_and_of_the_run_are_said() -> None:
         assert "Tag v1 moved." in text
 
 
+# Audits
+
+
+def test_what_an_audit_found_is_listed_and_a_person_is_needed() -> None:
+    data = run(slime(applied(), audit=AUDIT))
+    assert data.exit_code == 1
+    for text in (shown(data), plain(report.markdown(data))):
+        for said in (
+            "3 findings",
+            "1 site of CUDA-only code, accepted by nobody:",
+            "slime/a.py:12  torch.cuda.Stream in Actor.run",
+            "broken contract slime.a.run: slime/a.py:3 takes no b",
+            'since 1a2b3c4d5 "split rollout engines" (#1931), A. Author, 2026-05-02',
+            "relied on: ours calls it",
+            "slime/b.py:7 does not parse after b.patch: invalid syntax",
+            "4 findings not new, for the old pin has them too",
+            "The tree has no x.",
+            "forkman audit slime --at v0.3.0 --accept REASON",
+        ):
+            assert " ".join(said.split()) in " ".join(text.split()), text
+        assert "is gone" not in text
+
+
+def test_findings_end_with_the_commands_that_accept_them() -> None:
+    assert shown(run(slime(applied(), audit=AUDIT))).endswith(
+        "Nothing was written: 3 findings to look at.\n"
+        "To accept residue that you looked at, and go on:\n"
+        "  forkman audit slime --at v0.3.0 --accept REASON\n"
+        "  forkman sync\n"
+    )
+    broken = replace(AUDIT, residue=())
+    assert shown(run(slime(applied(), audit=broken))).endswith("2 findings to look at.\n")
+
+
+def test_an_audit_that_found_nothing_is_not_mentioned() -> None:
+    clean = Audit("slime", V2, accepted=5, kept=2)
+    data = run(slime(applied(), audit=clean), landed=True)
+    assert data.exit_code == 0
+    assert shown(data) == shown(run(slime(applied()), landed=True))
+
+
+def test_many_sites_are_cut_and_counted() -> None:
+    sites = tuple(replace(AUDIT.residue[0], line=n) for n in range(1, 60))
+    text = shown(run(slime(applied(), audit=replace(AUDIT, residue=sites))))
+    assert "slime/a.py:40 " in text
+    assert "slime/a.py:41 " not in text
+    assert "and 19 more" in text
+
+
 # Hunks
 
 
@@ -321,6 +384,11 @@ def test_a_dry_run_lists_what_would_be_and_how_to_do_it() -> None:
     )
     resolve = "  forkman sync\n  forkman edit slime  then  forkman continue slime\n"
     assert shown(replace(data, forks=(slime(in_conflict()),))).endswith(resolve)
+
+
+def test_files_that_went_are_told_apart_from_those_written() -> None:
+    text = shown(run(slime(applied()), landed=True, written=("a.toml",), removed=("b.patch",)))
+    assert text.endswith("1 file written.\nWritten:\n  a.toml\nRemoved:\n  b.patch\n")
 
 
 def test_many_written_paths_are_counted() -> None:
@@ -469,6 +537,21 @@ OUTCOMES = st.builds(
     HOSTILE,
 )
 PINS = st.builds(Pin, st.sampled_from([oid("a"), oid("b")]), st.none() | HOSTILE)
+AUDITS = st.builds(
+    Audit,
+    HOSTILE,
+    PINS,
+    st.lists(st.builds(Site, HOSTILE, st.just(3), HOSTILE, HOSTILE, HOSTILE), max_size=3).map(
+        tuple
+    ),
+    st.lists(st.builds(Broken, HOSTILE, HOSTILE, HOSTILE, COMMITS), max_size=2).map(tuple),
+    st.lists(st.builds(Unparsed, HOSTILE, st.just(3), HOSTILE, FEW), max_size=2).map(tuple),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.lists(st.builds(Stale, HOSTILE, HOSTILE), max_size=2).map(tuple),
+    FEW,
+)
 FORKS = st.builds(
     ForkReport,
     HOSTILE,
@@ -481,6 +564,7 @@ FORKS = st.builds(
     HOSTILE,
     st.booleans(),
     FEW,
+    st.none() | AUDITS,
 )
 REPORTS = st.builds(
     Report,
@@ -516,7 +600,8 @@ def test_no_report_fails_on_any_encoding(data: Report, encoding: str) -> None:
 
 def test_the_json_is_as_documented() -> None:
     conflict = content(HUNK, who=(SPLIT,))
-    fork = slime(applied(taken=(Taken(b"a.py", 1, 2),)), in_conflict(conflict))
+    outcomes = applied(taken=(Taken(b"a.py", 1, 2),)), in_conflict(conflict)
+    fork = slime(*outcomes, audit=AUDIT)
     found = json.loads(report.to_json(run(fork, dry=True, written=("a",), notes=("n",))))
     commit = {
         "id": SPLIT.id, "subject": SPLIT.subject, "author": "A. Author", "date": "2026-05-02",
@@ -572,10 +657,39 @@ def test_the_json_is_as_documented() -> None:
             "todo": "",
             "unreachable": False,
             "notes": [],
+            "audit": {
+                "fork": "slime",
+                "at": {"commit": oid("cd"), "tag": "v0.3.0"},
+                "residue": [{
+                    "path": "slime/a.py",
+                    "line": 12,
+                    "scope": "Actor.run",
+                    "kind": "torch.cuda",
+                    "code": "torch.cuda.Stream",
+                }],
+                "contracts": [{
+                    "contract": "slime.a.run",
+                    "why": "ours calls it",
+                    "detail": "slime/a.py:3 takes no b",
+                    "by": [commit],
+                }],
+                "unparsed": [{
+                    "path": "slime/b.py",
+                    "line": 7,
+                    "detail": "invalid syntax",
+                    "changes": ["b.patch"],
+                }],
+                "accepted": 5,
+                "kept": 2,
+                "before": 4,
+                "stale": [{"what": "slime/c.py: torch.cuda.Event", "reason": "as it was"}],
+                "notes": ["The tree has no x."],
+            },
         }],
         "landed": False,
         "dry": True,
         "written": ["a"],
+        "removed": [],
         "notes": ["n"],
     }  # fmt: skip
     assert found == expected

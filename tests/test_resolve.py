@@ -47,8 +47,13 @@ def test_the_report_names_the_command_that_opens_the_conflict(conflict: Project)
     assert "lead  rank-by-device.patch  app.py:5  content" in said
     assert "forkman edit lead  then  forkman continue lead" in said
     done = conflict.ok("edit", "lead")
-    assert str(worktree(conflict).path) in done.out
-    assert "then: forkman continue lead" in done.out
+    assert done.out.splitlines() == [
+        "lead: rank-by-device.patch, change 1 of 2 onto v1.2, is in conflict in",
+        "  app.py",
+        f"The worktree is {worktree(conflict).path}",
+        "Resolve it there, then: forkman continue lead",
+        "Or: forkman skip lead, forkman abort lead",
+    ]
     assert "<<<<<<< HEAD\ntheirs 5\n" in worktree(conflict).read("app.py")
     assert worktree(conflict).git("status", "--porcelain") == "UU app.py"
 
@@ -97,8 +102,19 @@ def test_markers_count_also_when_they_were_added(resolving: Project) -> None:
     assert "app.py:5: a conflict marker" in done.err
 
 
-def test_code_that_looks_like_a_marker_is_code(solo: Project) -> None:
-    looks = {8: "<<<<<<< HEAD", 25: "upstream 25"}
+@pytest.mark.parametrize("marker", ["||||||| 1234567", "=======", ">>>>>>> Rank by device"])
+def test_each_marker_of_a_conflict_counts(resolving: Project, marker: str) -> None:
+    left = RESOLVED.replace("line 6\n", f"{marker}\nline 6\n")
+    worktree(resolving).write({"app.py": left})
+    done = resolving.forkman("continue", "lead")
+    assert done.code == 1
+    assert "app.py:6: a conflict marker" in done.err
+    assert worktree(resolving).read("app.py") == left
+
+
+@pytest.mark.parametrize("code", ["<<<<<<< HEAD", "=======", "||||||| old"])
+def test_code_that_looks_like_a_marker_is_code(solo: Project, code: str) -> None:
+    looks = {8: code, 25: "upstream 25"}
     release(solo, "lead", "v1.2", {"app.py": lines(looks | {5: "theirs 5"})})
     solo.forkman("sync")
     solo.ok("edit", "lead")
@@ -128,15 +144,21 @@ def test_skip_leaves_the_change_out_of_the_branch_and_the_queue(resolving: Proje
     assert resolving.series("lead") == ["add-the-runtime.patch"]
 
 
-def test_a_conflict_resolved_to_what_upstream_has_is_a_skip(resolving: Project) -> None:
-    worktree(resolving).git("checkout", "--quiet", "--ours", "app.py")
-    report = resolving.report("continue", "lead")
-    outcome = report["forks"]["lead"]["outcomes"][0]
-    assert outcome["status"] == "skipped"
-    assert outcome["note"] == "Resolved by hand to what upstream has."
+@pytest.mark.parametrize("undo", [["reset", "--hard"], ["checkout", "--ours", "app.py"]])
+def test_a_resolution_that_leaves_nothing_of_the_change_is_no_skip(
+    resolving: Project, undo: list[str]
+) -> None:
+    before = resolving.files()
+    worktree(resolving).git(*undo)
+    done = resolving.forkman("continue", "lead")
+    assert done.code == 1
+    assert "lead: nothing of rank-by-device.patch is left" in done.err
+    assert "To leave the change out: forkman skip lead." in done.err
+    assert resolving.files() == before and worktree(resolving).path.exists()
+    resolving.ok("skip", "lead")
 
 
-def test_abort_forgets_it_all_and_removes_the_worktree(resolving: Project) -> None:
+def test_abort_forgets_the_replay_and_its_conflicts(resolving: Project) -> None:
     before = resolving.files()
     done = resolving.ok("abort", "lead")
     assert f"Removed {worktree(resolving).path}" in done.out
@@ -144,6 +166,16 @@ def test_abort_forgets_it_all_and_removes_the_worktree(resolving: Project) -> No
     assert resolving.files() == before
     assert resolving.forkman("continue", "lead").code == 2
     assert "Nothing was open." in resolving.ok("abort", "lead").out
+
+
+def test_after_an_abort_edit_opens_the_branch_and_sync_the_conflict(resolving: Project) -> None:
+    resolving.ok("abort", "lead")
+    resolving.ok("edit", "lead")
+    assert worktree(resolving).read("app.py") == lines({5: "ours 5"})
+    resolving.ok("abort", "lead")
+    assert resolving.forkman("sync").code == 1
+    resolving.ok("edit", "lead")
+    assert "<<<<<<< HEAD" in worktree(resolving).read("app.py")
 
 
 def test_a_deleted_file_that_we_change_has_to_be_decided(solo: Project) -> None:
@@ -155,7 +187,9 @@ def test_a_deleted_file_that_we_change_has_to_be_decided(solo: Project) -> None:
     assert done.code == 1
     assert "app.py: keep it (git add) or delete it (git rm)" in done.err
     worktree(solo).git("rm", "--quiet", "app.py")
-    solo.ok("continue", "lead")
+    done = solo.forkman("continue", "lead")
+    assert done.code == 1 and "forkman skip lead" in done.err
+    solo.ok("skip", "lead")
     assert solo.pin("lead") == "v1.2"
     assert solo.series("lead") == ["add-the-runtime.patch"]
 
@@ -176,11 +210,57 @@ def test_conflicts_come_one_after_the_other(solo: Project) -> None:
     assert solo.forkman("sync").out.count("  content\n") == 2
     solo.ok("edit", "lead")
     worktree(solo).write({"app.py": lines(theirs | {5: "both 5"})})
-    done = solo.ok("continue", "lead")
-    assert "change 3 onto v1.2 is in conflict" in done.out
+    done = solo.forkman("continue", "lead")
+    assert done.code == 1
+    assert "again.patch, change 3 of 3 onto v1.2, is in conflict" in done.out
     worktree(solo).write({"app.py": lines(theirs | {5: "both 5", 15: "both 15"})})
     solo.ok("continue", "lead")
     assert solo.built("lead", "app.py") == lines(theirs | {5: "both 5", 15: "both 15"})
+
+
+def test_the_landing_still_says_what_upstream_took_of_the_other_changes(solo: Project) -> None:
+    edits = {5: "ours 5", 12: "ours 12", 20: "ours 20"}
+    solo.change("lead", "Twelve and twenty", {"app.py": lines(edits)})
+    release(solo, "lead", "v1.2", {"app.py": lines({12: "ours 12", 25: "upstream 25"})})
+    theirs = {5: "theirs 5", 12: "ours 12", 25: "upstream 25"}
+    solo.upstream("lead").commit({"npu.py": "import slime_npu\n"}, "Add the runtime (#41)")
+    solo.upstream("lead").commit({"app.py": lines(theirs)}, "Five (#42)", "v1.3")
+    assert solo.forkman("sync").code == 1
+    solo.ok("edit", "lead")
+    worktree(solo).write({"app.py": lines(theirs | {5: "both 5"})})
+
+    rank, runtime, twelve = solo.report("continue", "lead")["forks"]["lead"]["outcomes"]
+
+    assert (rank["status"], rank["note"]) == ("applied", "Resolved by hand.")
+    assert (runtime["status"], runtime["taken"][0]["by"][0]["pull_request"]) == (
+        "already upstream", 41,
+    )  # fmt: skip
+    (taken,) = twelve["taken"]
+    assert (twelve["status"], taken["path"], taken["hunks"], taken["total"]) == (
+        "applied", "app.py", 1, 2,
+    )  # fmt: skip
+    assert taken["by"][0]["pull_request"] == 33
+
+
+def test_the_landing_still_says_what_was_remembered(solo: Project) -> None:
+    solo.change("lead", "Again", {"app.py": lines({5: "ours 5", 15: "ours 15"})})
+    before = solo.files()
+    release(solo, "lead", "v1.2", {"app.py": lines({15: "theirs 15", 25: "upstream 25"})})
+    solo.forkman("sync")
+    solo.ok("edit", "lead")
+    resolved = {5: "ours 5", 15: "both 15", 25: "upstream 25"}
+    worktree(solo).write({"app.py": lines(resolved)})
+    solo.ok("continue", "lead")
+    for name, content in before.items():  # as if it had not landed
+        (solo.root / name).write_bytes(content)
+    theirs = {5: "theirs 5", 15: "theirs 15", 25: "upstream 25"}
+    release(solo, "lead", "v1.3", {"app.py": lines(theirs)})
+    assert solo.forkman("sync").out.count("  content\n") == 1
+    solo.ok("edit", "lead")
+    worktree(solo).write({"app.py": lines(theirs | {5: "both 5"})})
+    done = solo.ok("continue", "lead")
+    assert "conflict resolved as a person did before (git rerere remembered)" in done.out
+    assert solo.built("lead", "app.py") == lines(resolved | {5: "both 5"})
 
 
 def test_a_conflict_in_a_queue_that_is_a_branch_lands_in_the_mirror(solo: Project) -> None:
@@ -233,6 +313,23 @@ def test_status_shows_what_is_open(resolving: Project) -> None:
     )
 
 
+@pytest.mark.parametrize("content", ["", '{"target": {"fork": "le', "[]", '{"run": null}', "null"])
+def test_a_damaged_note_of_what_is_open_keeps_the_worktree(
+    resolving: Project, content: str
+) -> None:
+    edit(worktree(resolving))
+    note = resolving.root / ".forkman" / "open" / "lead.json"
+    note.write_text(content)
+    for command in ("continue", "skip", "abort", "edit", "save", "sync"):
+        done = resolving.forkman(command, *(["lead"] if command != "sync" else []))
+        assert done.code == 1, command
+        assert f"lead: {note}, which says what is open on it, cannot be read" in done.err
+        assert "Traceback" not in done.err
+    assert worktree(resolving).read("app.py") == RESOLVED
+    assert resolving.forkman("status").code in (0, 1)
+    assert "Traceback" not in resolving.forkman("status").err
+
+
 def test_a_queue_that_changed_meanwhile_voids_the_replay(resolving: Project) -> None:
     edit(worktree(resolving))
     resolving.change("lead", "Later", {"later.py": "later\n"})
@@ -261,9 +358,6 @@ def test_a_conflict_that_is_history_by_now_opens_the_branch(conflict: Project) -
 
 def test_the_same_conflict_on_the_next_release_is_resolved_as_before(resolving: Project) -> None:
     edit(worktree(resolving))
-    resolving.ok("abort", "lead")  # and what is not taken over is not remembered
-    resolving.ok("edit", "lead")
-    edit(worktree(resolving))
     before = resolving.files()
     resolving.ok("continue", "lead")
     for name, content in before.items():  # as if it had not landed, or on a release branch
@@ -281,12 +375,33 @@ def test_the_same_conflict_on_the_next_release_is_resolved_as_before(resolving: 
     )
 
 
-def test_an_aborted_resolution_can_be_taken_up_again_by_sync(resolving: Project) -> None:
-    edit_and_add(worktree(resolving))
-    worktree(resolving).git("-c", "rerere.enabled=true", "rerere")
+def test_a_resolution_that_was_aborted_is_not_remembered(solo: Project) -> None:
+    solo.change("lead", "Again", {"app.py": lines({5: "ours 5", 15: "ours 15"})})
+    theirs = {5: "theirs 5", 15: "theirs 15", 25: "upstream 25"}
+    release(solo, "lead", "v1.2", {"app.py": lines(theirs)})
+    solo.forkman("sync")
+    solo.ok("edit", "lead")
+    worktree(solo).write({"app.py": lines(theirs | {5: "a mistake"})})
+    assert solo.forkman("continue", "lead").code == 1  # the other one is taken up
+    solo.ok("abort", "lead")
+    report = solo.report("sync")
+    assert [each["status"] for each in report["forks"]["lead"]["outcomes"]] == [
+        "conflict", "applied", "conflict",
+    ]  # fmt: skip
+
+
+def test_an_abort_keeps_what_was_remembered_before(resolving: Project) -> None:
+    edit(worktree(resolving))
+    resolving.ok("continue", "lead")
+    remembered = sorted((resolving.mirror("lead").path / "rr-cache").rglob("postimage*"))
+    resolving.change("lead", "Again", {"app.py": lines({5: "ours 5", 15: "ours 15"})})
+    theirs = {5: "theirs 5", 15: "theirs 15", 25: "upstream 25"}
+    release(resolving, "lead", "v1.3", {"app.py": lines(theirs)}, "v1.2")
+    assert resolving.forkman("sync").code == 1
+    resolving.ok("edit", "lead")
     resolving.ok("abort", "lead")
-    resolving.ok("sync")
-    assert landed(resolving)
+    assert remembered
+    assert sorted((resolving.mirror("lead").path / "rr-cache").rglob("postimage*")) == remembered
 
 
 # -- several forks -------------------------------------------------------------------------------
@@ -356,6 +471,16 @@ def test_a_resolved_replay_waits_for_the_others(two: Project) -> None:
     assert not report["landed"]  # for engine's conflict is still there
 
 
+def test_status_tells_a_resolved_replay_from_a_conflict(two: Project) -> None:
+    two.ok("edit", "lead")
+    edit(worktree(two))
+    assert two.forkman("continue", "lead").code == 1
+    two.ok("edit", "engine")
+    said = two.ok("status").out
+    assert "lead has a resolved replay open: forkman continue or abort lead" in said
+    assert "engine has a conflict open: forkman continue, skip or abort engine" in said
+
+
 def test_a_branch_that_somebody_edits_is_not_landed_over(two: Project) -> None:
     two.ok("edit", "trainer")
     worktree(two, "trainer").commit({"mine.py": "mine\n"}, "Mine")
@@ -407,10 +532,10 @@ def saved(project: Project) -> dict[str, list[str]]:
     return {key: names for key, names in found.items() if names}
 
 
-def rebase(project: Project, script: str) -> None:
+def rebase(project: Project, script: str, onto: str = "v1.0") -> None:
     """An interactive rebase in which `script` (for sed) edits the list of commits."""
     done = subprocess.run(
-        ["git", "-c", f"sequence.editor=sed -i '{script}'", "rebase", "--interactive", "v1.0"],
+        ["git", "-c", f"sequence.editor=sed -i '{script}'", "rebase", "--interactive", onto],
         cwd=worktree(project).path,
         capture_output=True,
     )
@@ -456,6 +581,17 @@ def test_commits_in_another_order_are_the_queue_in_that_order(editing: Project) 
     rebase(editing, "1{h;d};2G")
     saved(editing)
     assert editing.series("lead") == ["add-the-runtime.patch", "rank-by-device.patch"]
+
+
+def test_another_order_alone_is_told(solo: Project) -> None:
+    solo.ok("sync")
+    solo.ok("edit", "lead")
+    rebase(solo, "1{h;d};2G", "v1.1")
+    assert solo.ok("save", "lead").out.splitlines() == [
+        "2 changes are as they were, and the queue is in another order.",
+        "The exports are of the old queue now: forkman export",
+    ]
+    assert solo.series("lead") == ["add-the-runtime.patch", "rank-by-device.patch"]
 
 
 def test_a_dropped_commit_leaves_the_queue(editing: Project) -> None:
@@ -509,6 +645,17 @@ def test_untracked_files_keep_the_worktree(editing: Project) -> None:
     assert worktree(editing).read("notes.txt") == "do not lose me\n"
     worktree(editing).write({"notes.txt": None})
     editing.ok("save", "lead")
+    assert not worktree(editing).path.exists()
+
+
+def test_a_save_may_follow_one_that_kept_the_worktree(editing: Project) -> None:
+    worktree(editing).commit({"more.py": "more\n"}, "More")
+    worktree(editing).write({"notes.txt": "do not lose me\n"})
+    assert "added  more.patch" in editing.ok("save", "lead").out
+    worktree(editing).write({"notes.txt": None})
+    worktree(editing).commit({"again.py": "again\n"}, "Again")
+    assert saved(editing)["added"] == ["again.patch"]
+    assert editing.series("lead")[-2:] == ["more.patch", "again.patch"]
     assert not worktree(editing).path.exists()
 
 

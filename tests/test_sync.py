@@ -67,9 +67,10 @@ def test_a_commit_may_be_abbreviated_and_gets_its_release_tag(solo: Project) -> 
 
 def test_to_nowhere_names_what_upstream_does_not_have(solo: Project) -> None:
     before = solo.files()
-    done = solo.forkman("sync", "--to", "v9.9")
-    assert done.code == 1
-    assert "lead: upstream has no 'v9.9'." in done.out
+    for command in (["sync", "--to", "v9.9"], ["rebase", "lead", "--onto", "v9.9"]):
+        done = solo.forkman(*command)
+        assert done.code == 2
+        assert "lead: upstream has no 'v9.9'." in done.err
     assert solo.files() == before
 
 
@@ -194,7 +195,7 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(project: Projec
     assert project.files() == before
     assert (report["landed"], report["dry"]) == (False, True)
     assert "manifests/lead.toml" in report["written"]
-    assert "forks/trainer/twelve.patch" in report["written"]
+    assert "forks/trainer/twelve.patch" in report["removed"]
 
 
 def test_exports_go_where_they_are_told_and_those_that_are_no_more_go(project: Project) -> None:
@@ -222,6 +223,7 @@ def test_diff_shows_how_a_branch_changed_between_its_last_two_pins(solo: Project
     said = solo.ok("diff", "lead").out
     assert said == solo.ok("diff", "lead", "v1.9", "v1.10").out
     assert "Rank by device" in said and "Add the runtime" in said
+    assert solo.ok("diff", "lead", "v1.0").out == solo.ok("diff", "lead", "v1.0", "v1.10").out
     assert "Known are: v1.0, v1.9, v1.10." in solo.forkman("diff", "lead", "v1.0", "v7").err
 
 
@@ -390,8 +392,10 @@ def test_a_moved_tag_is_taken_when_told(solo: Project, fetched: bool) -> None:
     solo.upstream("lead").git("tag", "--delete", "v1.1")
     if fetched:
         solo.ok("fetch")
-    _, new = move_tag(solo)
-    solo.ok("sync", "--accept-moved-tags")
+    old, new = move_tag(solo)
+    notes = solo.report("sync", "--accept-moved-tags")["forks"]["lead"]["notes"]
+    accepted = f"Upstream moved the tag v1.0 from {old[:9]} to {new[:9]}; accepted."
+    assert notes == ([accepted] if fetched else [])
     assert solo.manifest("lead")["pin"] == {"commit": new, "tag": "v1.0"}
     assert solo.built("lead", "app.py") == lines({5: "ours 5", 30: "moved"})
 
@@ -537,6 +541,15 @@ def test_release_archives_are_used_where_git_cannot_reach(
     assert "Nothing moved" in solo.ok("sync").out
 
 
+def test_main_is_the_newest_release_where_only_archives_can_be_reached(
+    solo: Project, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archived(solo, host, monkeypatch)
+    report = solo.report("sync", "lead", "--to", "main")
+    assert report["landed"]
+    assert report["forks"]["lead"]["new"]["tag"] == "v1.1"
+
+
 def test_archives_fetched_before_are_used_when_the_index_is_away_too(
     solo: Project, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,6 +606,60 @@ def test_a_branch_that_was_not_pushed_is_asked_for_again(project: Project) -> No
     done = project.forkman("sync")
     assert done.code == 1
     assert "does not stand on the pin" in done.out and command in done.out
+
+
+def test_what_was_pushed_to_a_branch_meanwhile_is_not_to_be_thrown_away(project: Project) -> None:
+    fork = branch_queue(project)
+    read = fork.git("rev-parse", "npu")
+    project.ok("sync")
+    clone = project.branch("trainer")
+    pushed = clone.commit({"later.py": "later\n"}, "Later")
+    clone.git("push", "--quiet", str(fork.path), "npu")
+
+    done = project.forkman("sync")
+
+    assert done.code == 1
+    assert "does not stand on the pin" in done.out
+    assert f"Somebody pushed to it since that was landed ({read[:9]} → {pushed[:9]})" in done.out
+    assert "refs/forkman/states/" not in done.out.partition("git push")[2]
+    commands = [line for line in done.out.splitlines() if line.strip().startswith("git ")]
+    for command in commands:
+        subprocess.run(command, shell=True, check=True, capture_output=True, cwd=clone.path)
+    project.ok("sync")
+    assert project.built("trainer", "later.py") == "later\n"
+    assert project.built("trainer", "topic.py") == "topic\n"
+
+
+def test_a_branch_that_another_machine_landed_is_pushed_from_there(project: Project) -> None:
+    branch_queue(project)
+    project.ok("sync")
+    shutil.rmtree(project.root / ".forkman")
+    done = project.forkman("sync")
+    assert done.code == 1
+    assert "If a sync on another machine set this pin, push npu from there" in done.out
+
+
+def test_the_changes_of_a_branch_are_named_by_their_subjects(project: Project) -> None:
+    branch_queue(project)
+    project.branch("trainer").commit({"four.py": "four\n"}, "Four")
+    project.branch("trainer").git("push", "--quiet", "../../forks/trainer.git", "npu")
+    report = project.report("sync")
+    outcomes = report["forks"]["trainer"]["outcomes"]
+    assert [each["change"] for each in outcomes] == ["twelve", "four", "topic", "four-2"]
+    assert sorted(path.name for path in (project.root / "exports" / "trainer").iterdir()) == [
+        "0001-four.patch", "0002-topic.patch", "0003-four-2.patch",
+    ]  # fmt: skip
+
+
+def test_the_log_of_a_branch_shows_what_the_last_replay_read(project: Project) -> None:
+    branch_queue(project)
+    done = project.forkman("log", "trainer")
+    assert done.code == 2
+    assert "its queue is the branch npu of ../forks/trainer.git" in done.err
+    assert "forkman sync --dry-run trainer" in done.err
+    project.ok("sync", "--dry-run", "trainer")
+    rows = project.ok("log", "trainer").out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["twelve", "four", "topic"]
 
 
 def test_a_branch_that_is_not_there_is_named(project: Project) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebase import address, refs, upstream
+from rebase import address, patch, refs, upstream
 from rebase.errors import EnvironmentFault, UsageError
 from rebase.git import Git, ObjectId
 from rebase.history import History
@@ -160,7 +160,6 @@ def test_the_first_fetch_makes_a_mirror_of_branches_and_tags(source: Source, mir
     assert refs.branches(mirror) == {"main": tip, "core_r0.16": tip}
     assert refs.tags(mirror) == {"v1": tip, "v2": tip}  # annotated or not: the commit
     assert (fetched.new_tags, fetched.commits) == (("v1", "v2"), 1)
-    assert sorted(fetched.branches) == ["core_r0.16", "main"]
     assert not Git(mirror).run("for-each-ref", "refs/forkman/")
 
 
@@ -182,9 +181,8 @@ def test_new_commits_tags_and_branches_are_counted(source: Source, mirror: Path)
     fetched = upstream.fetch(mirror, str(source.path))
 
     assert (fetched.commits, fetched.new_tags) == (2, ("v2",))
-    assert sorted(fetched.branches) == ["dev", "main"]
     assert fetched.gone == fetched.moved_tags == ()
-    assert refs.branches(mirror)["main"] == new
+    assert refs.branches(mirror) == {"dev": new, "main": new}
 
 
 def test_progress_is_told_in_stages(source: Source, mirror: Path) -> None:
@@ -253,6 +251,37 @@ def test_a_deleted_tag_stays(source: Source, mirror: Path) -> None:
     source.commit(content="two")
     upstream.fetch(mirror, str(source.path))
     assert "v1" in refs.tags(mirror)
+
+
+def test_a_deleted_tag_that_is_in_the_way_of_a_new_one_is_set_aside(
+    source: Source, mirror: Path
+) -> None:
+    source.git("tag", "rel")
+    old = ObjectId(source.git("rev-parse", "rel"))
+    upstream.fetch(mirror, str(source.path))
+    source.git("tag", "-d", "rel")
+    new = source.commit(content="two")
+    source.git("tag", "-a", "-m", "first", "rel/1")
+
+    fetched = upstream.fetch(mirror, str(source.path))
+
+    assert (fetched.new_tags, fetched.aside) == (("rel/1",), ("rel",))
+    assert refs.tags(mirror) == {"v1": old, "rel": old, "rel/1": new}
+    assert (refs.resolve(mirror, "rel"), refs.resolve(mirror, "rel/1")) == (old, new)
+    assert upstream.fetch(mirror, str(source.path)).aside == ()  # said once
+
+    # And back: the name that comes again means what it meant, until it is told to move.
+    source.git("tag", "-d", "rel/1")
+    source.git("tag", "rel")
+    for _ in range(2):
+        again = upstream.fetch(mirror, str(source.path))
+        assert again.moved_tags == (Moved("rel", old, new),)
+        assert refs.tags(mirror) == {"v1": old, "rel": old, "rel/1": new}
+    accepted = upstream.fetch(mirror, str(source.path), accept_moved_tags=True)
+    assert (accepted.moved_tags, accepted.aside) == ((Moved("rel", old, new),), ("rel/1",))
+    assert refs.tags(mirror) == {"v1": old, "rel": new, "rel/1": new}
+    assert list(refs.aside(mirror)) == ["rel/1"]
+    assert refs.resolve(mirror, "rel/1") == new
 
 
 def test_what_a_force_push_left_behind_stays_in_the_mirror(source: Source, mirror: Path) -> None:
@@ -393,22 +422,20 @@ def test_a_fetch_killed_at_any_ref_update_is_made_good_by_the_next(
     source.git("reset", "-q", "--hard", "v1")
     new = source.commit(content="other")
     source.git("branch", "-m", "core", "core/r1")
-    moves = upstream.move_refs
+    moves = refs.move
 
     for survived in range(4):
         shutil.copytree(saved, mirror)
         left = [survived]
 
-        def dying(
-            git: Git, what: list[tuple[str, ObjectId | None]], left: list[int] = left
-        ) -> None:
+        def dying(mirror: Path, what: dict[str, ObjectId | None], left: list[int] = left) -> None:
             if not left[0]:
                 raise KeyboardInterrupt
             left[0] -= 1
-            moves(git, what)
+            moves(mirror, what)
 
         with monkeypatch.context() as patched:
-            patched.setattr(upstream, "move_refs", dying)
+            patched.setattr(refs, "move", dying)
             try:
                 upstream.fetch(mirror, str(source.path))
             except KeyboardInterrupt:
@@ -537,8 +564,29 @@ def test_a_partial_copy_gives_what_it_has_and_what_it_lacks_is_named(
     large = source.git("rev-parse", "HEAD:large")
 
     upstream.fetch(mirror, str(copy))
-    assert upstream.complete(mirror, [tip]) == {large: b"large"}
+    absent = upstream.complete(mirror, [tip])
+    assert absent == {large: b"large"}
+    [said] = upstream.lacking(absent)
+    assert said.endswith("No change can touch what it lacks: large.")
+    assert upstream.lacking({}) == ()
     assert has(mirror, source.git("rev-parse", "HEAD:file"))
+
+
+def test_a_patch_to_a_file_that_a_partial_copy_lacks_is_not_to_blame(
+    source: Source, mirror: Path, tmp_path: Path
+) -> None:
+    tip = source.commit("large", "l\n" * 3000)
+    source.git("config", "uploadpack.allowFilter", "true")
+    copy = tmp_path / "copy.git"
+    source.git("clone", "-q", "--bare", "--filter=blob:limit=1k", source.path.as_uri(), str(copy))
+    (copy / "config").write_text("[core]\n\tbare = true\n")  # nobody left to ask
+    upstream.fetch(mirror, str(copy))
+    change = b"--- a/large\n+++ b/large\n@@ -1,2 +1,2 @@\n-l\n+L\n l\n"
+    objects = Objects(mirror)
+    with pytest.raises(EnvironmentFault, match="has the content of large") as caught:
+        patch.apply(objects, objects.tree_of(tip), change)
+    assert source.git("rev-parse", "HEAD:large") in caught.value.what
+    assert "forkman fetch --upstream" in caught.value.todo
 
 
 def test_another_address_counts_even_where_it_has_nothing_new(
@@ -554,6 +602,32 @@ def test_another_address_counts_even_where_it_has_nothing_new(
 
     upstream.fetch(mirror, str(source.path))
     assert upstream.complete(mirror, [tip]) == {}
+
+
+@pytest.mark.parametrize(
+    ("subject", "number"),
+    [
+        ("Fix x (#7)", 7),
+        ('Revert "Fix x (#12)" (#100)', 100),
+        ('Revert "Revert "Fix x (#12)" (#100)" (#101)', 101),
+        ('Revert "Fix x (#12)"', None),
+        ("Fix (#3) for good (#9) ", 9),
+        ("Fix what (#3) broke", 3),
+        ("Merge pull request #5 from a/b (#4) c", 5),
+        ("!88 merge branch (#2) into main", 88),
+        ("See project!12", 12),
+        ("Fix #3", None),
+    ],
+)
+def test_a_commits_pull_request_is_its_own(
+    source: Source, mirror: Path, subject: str, number: int | None
+) -> None:
+    old = ObjectId(source.git("rev-parse", "HEAD"))
+    (source.path / "file").write_text("two")
+    source.git("commit", "-q", "-a", "-m", subject)
+    new = ObjectId(source.git("rev-parse", "HEAD"))
+    [touch] = History(Git(source.path), old, new).touching(b"file")
+    assert touch.commit.pull_request == number
 
 
 # -- hosts ---------------------------------------------------------------------------------------
