@@ -4,6 +4,7 @@ The branch itself is never kept as the truth: manifests and queue are, and it is
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import groupby
 from weakref import WeakKeyDictionary
 
@@ -129,6 +130,8 @@ def recipe_step(change: RecipeFile) -> Step:
     message = loaded.message()
     subject = message.partition(b"\n")[0].decode("utf-8", "replace")
 
+    # Making the steps, the branch's old state and a replay that stays ask for the same trees.
+    @cache
     def run(objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
         found = loaded.run(Files(objects, tree))
         edits: dict[bytes, Entry | None] = {}

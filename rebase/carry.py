@@ -70,8 +70,8 @@ def _off_its_pin(
 ) -> NeedsPerson:
     """What to do about a branch that was not pushed after a landing, or was pushed to since."""
     fork, pin = target.fork, str(target.old.pin)
-    what = f"{fork}: its queue, the branch {where.ref} of {where.url}, does not stand on the pin"
-    what += f" {pin}."
+    branch_name = f"the branch {where.ref} of {where.url}"
+    what = f"{fork}: its queue, {branch_name}, does not stand on the pin {pin}."
     landed, made_from = (objects.git.resolve(ref + pin) for ref in (STATES, QUEUED))
     if not (landed and made_from):
         todo = (

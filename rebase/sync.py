@@ -157,7 +157,8 @@ def move(
     if any(report.problem or report.conflicts or report.findings for report in reports):
         return Report(command, tuple(reports), landed=False, dry=dry)
     tell("verify", 0, 1)
-    entries, exports = _together(ws, carried, out)
+    before = export.listed(out, all_anew=len(carried) == len(ws.project.forks))
+    entries, exports = _together(ws, carried, before)
     index = export.index(entries.values())
     failed = _verified(carried, index, exports)
     tell("verify", 1, 1)
@@ -165,7 +166,7 @@ def move(
         replace(each, problem=failed[each.fork]) if each.fork in failed else each
         for each in reports
     ]
-    written = _all_files(ws, carried, out, exports | {export.INDEX: index})
+    written = _all_files(ws, carried, out, before, exports | {export.INDEX: index})
     changed = [path for path, content in sorted(written.files.items()) if content != _now(path)]
     report = Report(
         command, tuple(reports), landed=False, dry=dry,
@@ -217,12 +218,10 @@ def _now(path: Path) -> bytes | None:
 
 
 def _together(
-    ws: Workspace, carried: Sequence[Carried], out: Path
+    ws: Workspace, carried: Sequence[Carried], before: Mapping[str, export.Exported]
 ) -> tuple[dict[str, export.Exported], dict[str, bytes]]:
     """The index's entries, other forks' as they are there already, and the files of `carried`."""
-    entries = {
-        fork: entry for fork, entry in _listed(ws, carried, out).items() if fork in ws.project.forks
-    }
+    entries = {fork: entry for fork, entry in before.items() if fork in ws.project.forks}
     files: dict[str, bytes] = {}
     for done in carried:
         entries[done.target.fork], its = _exported(ws, done)
@@ -230,18 +229,16 @@ def _together(
     return entries, files
 
 
-def _listed(ws: Workspace, carried: Sequence[Carried], out: Path) -> Mapping[str, export.Exported]:
-    """What is exported to `out` so far."""
-    return export.listed(out, all_anew=len(carried) == len(ws.project.forks))
-
-
 def _all_files(
-    ws: Workspace, carried: Sequence[Carried], out: Path, exports: Mapping[str, bytes]
+    ws: Workspace,
+    carried: Sequence[Carried],
+    out: Path,
+    before: Mapping[str, export.Exported],
+    exports: Mapping[str, bytes],
 ) -> "_Written":
     """Everything a landing writes: manifests, queues, exports; exports that are no more go."""
     files: dict[Path, bytes | None] = {}
     seen: dict[Path, bytes | None] = {}
-    before = _listed(ws, carried, out)
     for done in carried:
         if entry := before.get(done.target.fork):
             files |= {out / file.path: None for file in entry.files}
