@@ -6,16 +6,21 @@ The branch itself is never kept as the truth: manifests and queue are, and it is
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from rebase import patch
 from rebase.errors import UsageError
 from rebase.git import EMPTY_TREE, ObjectId
+from rebase.history import History
 from rebase.mail import Mail
 from rebase.objects import EXECUTABLE, FILE, Edits, Entry, Objects
-from rebase.outcome import Layer, Outcome, Status
+from rebase.outcome import Layer, Outcome, Status, UpstreamCommit
 from rebase.queue import Patch, Queue, RecipeFile, from_commits, slug
-from rebase.replay import Edit, Step
+from rebase.replay import Edit, Step, bring_touched
+
+if TYPE_CHECKING:
+    from rebase.recipe import Find, Recipe
 
 _AUTHOR = b"forkman <forkman@localhost> 0 +0000"
 
@@ -127,16 +132,28 @@ def recipe_step(change: RecipeFile) -> Step:
     from rebase import recipe
 
     loaded = recipe.load(change.path, change.source)
-    message = loaded.message()
-    subject = message.partition(b"\n")[0].decode("utf-8", "replace")
+    return Step(change.name, loaded.author, loaded.message(), _Runs(change.name, loaded))
 
-    # Making the steps, the branch's old state and a replay that stays ask for the same trees.
-    @cache
-    def run(objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
-        found = loaded.run(Files(objects, tree))
+
+class _Runs:
+    """What a recipe's step does."""
+
+    def __init__(self, name: str, recipe: "Recipe") -> None:
+        self._name = name
+        self._recipe = recipe
+        # Making the steps, the branch's old state and a replay that stays ask for the same trees.
+        self._ran = cache(self._run)
+
+    def __call__(self, objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
+        return self._ran(objects, tree)
+
+    def _run(self, objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
+        from rebase.recipe import NewFile
+
+        found = self._recipe.run(Files(objects, tree))
         edits: dict[bytes, Entry | None] = {}
         for path, content in found.edits.items():
-            if isinstance(content, recipe.NewFile):
+            if isinstance(content, NewFile):
                 mode = EXECUTABLE if content.executable else FILE
                 edits[path] = Entry(mode, objects.write("blob", content.content))
             else:
@@ -144,8 +161,8 @@ def recipe_step(change: RecipeFile) -> Step:
                 assert was, "a recipe edits files that are there"
                 edits[path] = was._replace(id=objects.write("blob", content))
         outcome = Outcome(
-            change.name,
-            subject,
+            self._name,
+            self._recipe.subject.strip(),
             found.status,
             tree,
             conflicts=found.conflicts,
@@ -155,7 +172,46 @@ def recipe_step(change: RecipeFile) -> Step:
         )
         return edits if found.status is Status.APPLIED else {}, outcome
 
-    return Step(change.name, loaded.author, message, run)
+    def by(self, objects: Objects, history: History) -> tuple[UpstreamCommit, ...]:
+        """The upstream commits that left nothing to do at the end of `history`."""
+        if history.old == history.new:
+            return ()
+        commits: list[UpstreamCommit] = []
+        # upstream's own tree: in the branch's the queue's earlier changes have moved the lines
+        found = self._recipe.run(Files(objects, objects.tree_of(history.new)))
+        history.load({path for path, *_ in found.already})
+        for path, first, last in found.already:
+            bring_touched(objects, history.touching(path))
+            commits += history.of_lines(path, [(first, last)])
+        for guard in found.unneeded:
+            commits += _emptied(objects, guard, history)
+        return tuple(dict.fromkeys(commits))
+
+
+def _emptied(objects: Objects, guard: "Find", history: History) -> list[UpstreamCommit]:
+    """The newest upstream commit that took away the last match of `guard`, if there was one."""
+    from rebase.recipe import holders
+
+    def held(tree: ObjectId) -> set[bytes]:
+        return holders(guard, Files(objects, tree))
+
+    def in_file(path: bytes, entry: Entry | None) -> bool:
+        return bool(entry and held(objects.splice(EMPTY_TREE, {path: entry})))
+
+    waiting, seen = held(objects.tree_of(history.old)), set[bytes]()
+    while waiting - seen:
+        history.load(waiting)
+        path = min(waiting - seen)
+        seen.add(path)
+        bring_touched(objects, history.touching(path))
+        for touch in history.touching(path):
+            if in_file(path, touch.old) and not in_file(path, touch.new):
+                left = held(objects.tree_of(touch.commit.id))
+                if not left:
+                    return [touch.commit]
+                waiting |= left  # it moved there, and went from there later
+                break
+    return []
 
 
 # Each recipe looks through much the same files, in the old base's tree and in the new one's.

@@ -98,6 +98,7 @@ class Outcome:
     commit: the commit made, None where there is none; tree: the tree the branch has after it.
     taken: what of it upstream already has; the rest was applied, or there is no rest.
     places: where a recipe made its edit, `path:line`; new_places: those it had not expected.
+    by: the upstream commits that did what a recipe would, or took away what needed it.
     remembered: a conflict came up, and git's rerere resolved it as a person did before.
     note: what else a maintainer must know, in a sentence.
     """
@@ -111,6 +112,7 @@ class Outcome:
     conflicts: tuple[Conflict, ...] = ()
     places: tuple[str, ...] = ()
     new_places: tuple[str, ...] = ()
+    by: tuple[UpstreamCommit, ...] = ()
     remembered: bool = False
     note: str = ""
 

@@ -51,6 +51,7 @@ only some revisions have. A rule then ends as one of:
 - *already upstream*: the edit is there, or in the same definition something matches `upstream`.
 - *not needed*: nothing in the tree matches `needed`, the rule's own guard.
 - *conflict*: there are fewer places than expected. The nearest code in the whole tree is named.
+A report names the upstream commits that left nothing to do, where they came since the old pin.
 A recipe with several rules is in conflict if one is, else applied if one is, and so on. Rules all
 see upstream's tree, not each other's work. What an edit leaves alone stays byte for byte.
 
@@ -86,8 +87,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddFile", "Code", "Edit", "Lost", "NewFile", "Place", "Recipe", "Result", "Rule", "Splice",
-    "Text", "Tree", "add_argument", "add_entry", "add_import", "add_parameter", "insert_after",
-    "insert_before", "load", "remove_decorator", "replace",
+    "Text", "Tree", "add_argument", "add_entry", "add_import", "add_parameter", "holders",
+    "insert_after", "insert_before", "load", "remove_decorator", "replace",
 ]  # fmt: skip
 
 
@@ -122,7 +123,8 @@ class Result:
     edits: path → its new content (the mode stays), or a file to add. In a conflict they are the
     edits that could be made: what a person resolving it starts from.
     places: where it edits, `path:line` in upstream's file; new_places: those nobody had expected.
-    already: where upstream has it, `path:line`.
+    already: where upstream has it: path, first line, last line.
+    unneeded: the guards that found nothing.
     note: what a maintainer must know besides: what upstream has, or the guard that found nothing.
     """
 
@@ -130,7 +132,8 @@ class Result:
     edits: Mapping[bytes, bytes | NewFile] = field(default_factory=dict)
     places: tuple[str, ...] = ()
     new_places: tuple[str, ...] = ()
-    already: tuple[str, ...] = ()
+    already: tuple[tuple[bytes, int, int], ...] = ()
+    unneeded: tuple["Find", ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     note: str = ""
 
@@ -709,6 +712,11 @@ class Recipe:
             raise UsageError(f"{where}: {said}{error}", todo="Correct the recipe.") from error
 
 
+def holders(find: Find, tree: Tree) -> set[bytes]:
+    """The files of `tree` that hold a match."""
+    return {place.source.path for place in _Run(tree).search(find)}
+
+
 def load(path: Path, source: bytes) -> Recipe:
     """The recipe that the file `path`, whose content is `source`, defines.
 
@@ -768,13 +776,15 @@ class _Run:
         self.added: dict[bytes, NewFile] = {}
         self.places: list[str] = []
         self.new_places: list[str] = []
-        self.already: list[str] = []
+        self.already: list[tuple[bytes, int, int]] = []
+        self.unneeded: list[Find] = []
         self.conflicts: list[Conflict] = []
         self.notes: list[str] = []
 
     def result(self, rules: Iterable[Rule | AddFile]) -> Result:
         for rule in rules:
             if rule.needed and not next(self.search(rule.needed), None):
+                self.unneeded.append(rule.needed)
                 where = f" under {rule.needed.where}" if rule.needed.where else ""
                 self.notes.append(f"Not needed: nothing{where} matches {rule.needed}.")
             elif isinstance(rule, AddFile):
@@ -803,6 +813,7 @@ class _Run:
             tuple(self.places),
             tuple(self.new_places),
             tuple(self.already),
+            tuple(self.unneeded),
             tuple(self.conflicts),
             " ".join(self.notes),
         )
@@ -814,7 +825,7 @@ class _Run:
             self.added[path] = NewFile(content, file.executable)
             self.places.append(f"{file.path}:1")
         elif existing == content:
-            self.already.append(f"{file.path}:1")
+            self.already.append((path, 1, max(1, content.count(b"\n"))))
             self.notes.append(f"Already upstream: {file.path}.")
         else:
             self.conflicts.append(
@@ -855,7 +866,8 @@ class _Run:
                 new.append(str(place))
         for place in theirs:
             if _claim(waiting, place) or rule.knows(place):
-                self.already.append(str(place))
+                first, last = map(place.source.line, (place.start, place.end))
+                self.already.append((place.source.path, first, last))
                 self.notes.append(f"Already upstream: {place} `{_squeezed(place.text)[:80]}`.")
         self.new_places += new
         for glob, moved in zip(waiting, new, strict=False):

@@ -43,6 +43,9 @@ class Runs(Protocol):
     def __call__(self, objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
         """The edits to make to `tree`, and the outcome without commit and tree of the branch."""
 
+    def by(self, objects: Objects, history: History) -> tuple[UpstreamCommit, ...]:
+        """The upstream commits that left nothing to do at the end of `history`, newest first."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -113,6 +116,8 @@ def replay(
         else:
             recipe_edits, outcome = step.does(objects, tree)
             now = objects.splice(tree, recipe_edits)
+            if outcome.status in (Status.ALREADY_UPSTREAM, Status.NOT_NEEDED):
+                outcome = replace(outcome, by=step.does.by(objects, history))
         if outcome.status is Status.CONFLICT:
             paths = changes[at - 1] or {}
             if causes := sorted({lost[path] for path in paths.keys() & lost.keys()}):
@@ -313,7 +318,7 @@ class Upstreamed:
         old, new = self.objects.read(base), self.objects.read(after)
         before, today = self._even(old), self._even(self.objects.read(ours))
         alone = [self._even(_apply(old, new, [hunk])) for hunk in hunks]
-        _bring(self.objects, touches)
+        bring_touched(self.objects, touches)
         for touch in touches:
             if not (touch.old and touch.new and touch.old.is_file and touch.new.is_file):
                 continue
@@ -368,7 +373,7 @@ class Upstreamed:
 _Made = dict[bytes, dict[int, UpstreamCommit]]  # path → number of the hunk → who made it
 
 
-def _bring(objects: Objects, touches: Sequence[Touch]) -> None:
+def bring_touched(objects: Objects, touches: Sequence[Touch]) -> None:
     """Have the contents of what upstream did here, which a blobless mirror has to fetch."""
     sides = {side for touch in touches for side in (touch.old, touch.new)}
     objects.bring([side.id for side in sides if side and side.is_file])
@@ -517,7 +522,7 @@ def _who(
         for lines in [len(split_lines(hunk.upstream))]
     ]
     touches = history.touching(path)
-    _bring(objects, touches)
+    bring_touched(objects, touches)
     if touches and touches[0].new is None:
         touches = touches[:1]
     return history.of_lines(path, ranges) or tuple(touch.commit for touch in touches)

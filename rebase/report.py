@@ -27,7 +27,7 @@ UTF-8; where they are not, U+FFFD stands for each bad byte and a second key, the
                 kind     content | add/add | modify/delete | rename | mode | anchor lost | other
                 hunks    line (in upstream's file, from 1), base, upstream, ours
                 who, rewritten, detail
-            places, new_places, remembered, note
+            places, new_places, by, remembered, note
         problem, todo, unreachable, notes
         audit       what the audit found, or null where there was none
             fork, at
@@ -216,6 +216,8 @@ def _reasons(outcome: Outcome) -> Iterator[tuple[int, _Sentence]]:
         yield from ((1, (_Code(place),)) for place in outcome.new_places)
     if outcome.note:
         yield 0, (_Prose(outcome.note),)
+    if outcome.by:
+        yield from _commits(("since ",), outcome.by)
 
 
 def _taken(taken: Taken) -> Iterator[tuple[int, _Sentence]]:

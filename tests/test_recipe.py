@@ -171,7 +171,7 @@ def test_a_reformatted_anchor_is_found() -> None:
 def test_upstream_that_did_exactly_this_is_already_upstream() -> None:
     done = "device = 'cuda'\n\nif is_npu():\n\tdevice = 'npu'\n"
     result = run(DEVICE, a__device=done)
-    assert (result.status, result.already) == (Status.ALREADY_UPSTREAM, ("a/device.py:1",))
+    assert (result.status, result.already) == (Status.ALREADY_UPSTREAM, ((b"a/device.py", 1, 1),))
     assert result.note == "Already upstream: a/device.py:1 `device = 'cuda'`."
 
 
@@ -188,7 +188,7 @@ def test_upstream_that_did_it_its_own_way_is_recognised_and_named() -> None:
     assert result.note == "Already upstream: a/device.py:2 `accelerator(0)`."
     result = run(rule, a__device=text.replace("'cuda'", "accelerator(1)"))
     assert result.status is Status.ALREADY_UPSTREAM
-    assert result.already == ("a/device.py:2", "a/device.py:6")
+    assert result.already == ((b"a/device.py", 2, 2), (b"a/device.py", 6, 6))
 
 
 def test_upstreams_answer_in_one_definition_does_not_speak_for_another() -> None:

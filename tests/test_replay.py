@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rebase.branch import recipe_step
 from rebase.git import ObjectId
 from rebase.history import History
-from rebase.objects import EXECUTABLE, FILE, SUBMODULE, Edits, Entry, Objects
+from rebase.objects import EXECUTABLE, FILE, SUBMODULE, Entry, Objects
 from rebase.outcome import Kind, Outcome, Status, Taken, UpstreamCommit
+from rebase.queue import RecipeFile
 from rebase.replay import Edit, Step, replay
 
 Files = dict[str, bytes | Entry]
@@ -518,32 +520,91 @@ def test_a_conflict_that_a_person_resolved_before_is_applied_as_it_was_then(tmp_
     assert met == [("0.patch", upstream.steps[0].does, upstream.tip)]
 
 
+# Upstream's own answer has `ask_npu`; the recipe is needed where there is a class Device.
+RECIPE = b"""
+from rebase.recipe import Code, Recipe, Rule, replace
+
+recipe = Recipe(
+    subject="Ask the NPU", by="A. Author <a@example.com>", date="2026-01-01T00:00:00+00:00",
+    why="a", how="b", until="c",
+    rules=(
+        Rule(
+            find=Code("cuda()"),
+            edit=replace("npu()"),
+            expect=("*",),
+            upstream=Code("ask_npu($$$)"),
+            needed=Code({"kind": "class_definition", "has": {"field": "name", "regex": "Device"}}),
+        ),
+    ),
+)
+"""
+DEVICE = b"class Device:\n    def find(self):\n        return cuda()\n"
+
+
+def recipe(folder: Path) -> Step:
+    path = folder / "r.py"
+    path.write_bytes(RECIPE)
+    return recipe_step(RecipeFile("r.py", RECIPE, path))
+
+
 def test_a_recipe_edits_the_tree_as_the_changes_before_it_left_it(tmp_path):
-    upstream = Upstream(tmp_path, {"a.py": b"cuda\n", "b.py": b"b\n"})
-    upstream.goes_on("Theirs", b_py=b"cuda\n")
-    upstream.we_change("Ours", **{"c.py": b"cuda\n"})
+    upstream = Upstream(tmp_path, {"a.py": DEVICE, "b.py": b"b\n"})
+    upstream.goes_on("Theirs", b_py=b"cuda()\n")
+    upstream.we_change("Ours", **{"c.py": b"cuda()\n"})
 
-    def run(objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
-        npu = objects.write("blob", b"npu\n")
-        found = [path for path, entry in objects.walk(tree) if objects.read(entry.id) == b"cuda\n"]
-        outcome = Outcome(
-            "r.py", "Recipe", Status.APPLIED, tree, places=tuple(path.decode() for path in found)
-        )
-        return {path: Entry(FILE, npu) for path in found}, outcome
-
-    _, outcome = upstream.replay(*upstream.steps, Step("r.py", AUTHOR, b"Recipe", run))
+    _, outcome = upstream.replay(*upstream.steps, recipe(tmp_path))
     assert outcome.status is Status.APPLIED
-    assert outcome.places == ("a.py", "b.py", "c.py")
-    assert outcome.tree == upstream.tree({"a.py": b"npu\n", "b.py": b"npu\n", "c.py": b"npu\n"})
+    assert outcome.places == ("a.py:3", "b.py:1", "c.py:1")
+    device = DEVICE.replace(b"cuda", b"npu")
+    assert outcome.tree == upstream.tree({"a.py": device, "b.py": b"npu()\n", "c.py": b"npu()\n"})
     assert upstream.objects.tree_of(outcome.commit) == outcome.tree
 
 
 def test_a_recipe_that_is_not_needed_makes_no_commit(tmp_path):
     upstream = Upstream(tmp_path, {"a.py": b"a\n"})
-
-    def run(objects: Objects, tree: ObjectId) -> tuple[Edits, Outcome]:
-        return {}, Outcome("r.py", "Recipe", Status.NOT_NEEDED, tree)
-
-    (outcome,) = upstream.replay(Step("r.py", AUTHOR, b"Recipe", run))
-    assert (outcome.status, outcome.commit) == (Status.NOT_NEEDED, None)
+    (outcome,) = upstream.replay(recipe(tmp_path))
+    assert (outcome.status, outcome.commit, outcome.by) == (Status.NOT_NEEDED, None, ())
     assert outcome.tree == upstream.objects.tree_of(upstream.tip)
+
+
+def test_a_recipe_that_upstream_has_done_names_the_commit_that_did_it(tmp_path):
+    upstream = Upstream(tmp_path, {"a.py": DEVICE})
+    done = upstream.goes_on("Ask it (#7)", a_py=DEVICE.replace(b"cuda()", b"ask_npu(\n    1)"))
+    upstream.goes_on("Move it", a_py=b"import os\n" + upstream.files["a.py"])
+    upstream.goes_on("Not of it", **{"b.py": b"b\n"})
+
+    (outcome,) = upstream.replay(recipe(tmp_path))
+    assert outcome.status is Status.ALREADY_UPSTREAM
+    assert [(commit.id, commit.pull_request) for commit in outcome.by] == [(done, 7)]
+
+
+def test_a_recipe_is_no_longer_needed_since_the_commit_that_took_the_last_of_it(tmp_path):
+    other = b"class Device:\n    pass\n"
+    upstream = Upstream(tmp_path, {"a.py": DEVICE, "b.py": other})
+    upstream.goes_on("Here first", a_py=None)
+    upstream.goes_on("It moves", **{"b.py": None, "c.py": other})
+    last = upstream.goes_on("Now there is none (#9)", c_py=b"")
+    upstream.goes_on("Not of it", c_py=b"c\n")
+
+    (outcome,) = upstream.replay(recipe(tmp_path))
+    assert outcome.status is Status.NOT_NEEDED
+    assert [commit.id for commit in outcome.by] == [last]
+
+
+def test_whom_a_recipe_names_does_not_depend_on_what_a_blobless_mirror_lacks(tmp_path):
+    whole = Upstream(tmp_path, {"a.py": DEVICE})
+    done = whole.goes_on("Ask it", a_py=DEVICE.replace(b"cuda()", b"ask_npu()"))
+    whole.goes_on("Touch it", a_py=b"import os\n" + whole.files["a.py"])
+    whole.objects.flush()
+    git = whole.objects.git
+    git.run("update-ref", "refs/heads/main", whole.tip)
+    git.run("config", "uploadpack.allowFilter", "true")
+    git.run("config", "uploadpack.allowAnySHA1InWant", "true")
+    copy = tmp_path / "copy.git"
+    source = git.directory.absolute().as_uri()
+    subprocess.run(["git", "clone", "-q", "--bare", "--filter=blob:none", source, copy], check=True)
+
+    objects = Objects(copy)
+    history = History(objects.git, whole.base, whole.tip)
+    (outcome,) = replay(objects, [recipe(tmp_path)], whole.tip, history)
+    assert [commit.id for commit in outcome.by] == [done]

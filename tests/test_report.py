@@ -175,6 +175,10 @@ def test_what_was_plainly_applied_is_counted_and_not_listed() -> None:
             replace(applied(), status=Status.NOT_NEEDED, note="No call is left."),
             ["not needed  [NPU] jit.py", "No call is left."],
         ),
+        (
+            replace(applied(), status=Status.NOT_NEEDED, note="No call is left.", by=(SPLIT,)),
+            ['since 1a2b3c4d5 "split rollout engines" (#1931), A. Author, 2026-05-02'],
+        ),
         (replace(applied(), status=Status.SKIPPED), ["skipped  [NPU] jit.py"]),
         (
             in_conflict(content(HUNK), note="May come from a.py.", taken=(Taken(b"b", 1, 2),)),
@@ -533,6 +537,7 @@ OUTCOMES = st.builds(
     st.lists(CONFLICTS, max_size=2).map(tuple),
     FEW,
     FEW,
+    COMMITS,
     st.booleans(),
     HOSTILE,
 )
@@ -626,6 +631,7 @@ def test_the_json_is_as_documented() -> None:
                 "conflicts": [],
                 "places": [],
                 "new_places": [],
+                "by": [],
                 "remembered": False,
                 "note": "",
             }, {
@@ -650,6 +656,7 @@ def test_the_json_is_as_documented() -> None:
                 }],
                 "places": [],
                 "new_places": [],
+                "by": [],
                 "remembered": False,
                 "note": "",
             }],
