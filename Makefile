@@ -13,8 +13,9 @@ lint: .venv/ready  ## Style and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/ready  ## Replay against git rebase and git replay
+bench: .venv/ready  ## Replay against git, recipes against reading the same files
 	$(BIN)/python benchmarks/bench_replay.py
+	$(BIN)/python benchmarks/bench_recipe.py
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -231,7 +231,7 @@ def _of_upstream(files: Files, where: str, pattern: str) -> tuple[str, bool]:
             continue  # a neighbour whose name begins alike
         find = Code(pattern) if path.endswith((b".py", b".pyi")) else Text(pattern)
         content = files.read(path) or b""
-        if not all(word.encode() in content for word in find.words):
+        if not find.may_match(content):
             continue
         try:
             place = next(find.places(Source(path, content)), None)

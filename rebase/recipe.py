@@ -142,6 +142,8 @@ class Result:
 
 _METAVARIABLE = re.compile(r"\$\$\$[A-Z0-9_]*|\$[A-Z_][A-Z0-9_]*")
 _WORD = re.compile(r"[^\W\d]\w{2,}")
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
+_BETWEEN = rb"(?:\s|\\|#[^\n]*)*\.(?:\s|\\|#[^\n]*)*"  # what may stand around a dot
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,13 @@ class Code:
     def words(self) -> list[str]:
         """Words that every file with a match must hold, the longest first."""
         return _words(f"{self.probe} {self.inside}")
+
+    def may_match(self, content: bytes) -> bool:
+        """Whether a file of this content can have a match: it holds the words and dotted names."""
+        return all(word.encode() in content for word in self.words) and all(
+            re.search(_BETWEEN.join(name.encode().split(b".")), content)
+            for name in _DOTTED.findall(self.probe)
+        )
 
     def places(self, source: "Source") -> Iterator["Place"]:
         """Every match in a file, in order. Raises ValueError where ast-grep refuses `match`."""
@@ -215,6 +224,10 @@ class Text:
     @property
     def words(self) -> list[str]:
         return _words(self.anchor)
+
+    def may_match(self, content: bytes) -> bool:
+        """Whether a file of this content can have a match: it holds the words."""
+        return all(word.encode() in content for word in self.words)
 
     def places(self, source: "Source") -> Iterator["Place"]:
         """Every match in a file, in order."""
@@ -876,15 +889,15 @@ class _Run:
             self.conflicts.append(self.lost(rule.find, glob))
 
     def search(self, find: Find) -> Iterator[Place]:
-        where, words = find.where.encode(), [word.encode() for word in find.words]
+        where, word = find.where.encode(), next(iter(find.words), "").encode()
         if where and not where.endswith(b"/"):
             among: Iterable[bytes] = [where]
         else:
             among = self.tree.paths(where)
         paths = filter(find.may_be_in, among)
-        for path in sorted(self.tree.grep(words[0], paths) if words else paths):
-            source = self.source(path)
-            if source and all(word in source.content for word in words):
+        for path in sorted(self.tree.grep(word, paths) if word else paths):
+            content = self.tree.read(path) or b""
+            if find.may_match(content) and (source := self.source(path)):
                 yield from find.places(source)
 
     def source(self, path: bytes) -> Source | None:
@@ -956,17 +969,21 @@ def _claim(waiting: list[str], place: Place) -> bool:
 
 def _check_python(path: bytes, old: bytes, new: bytes) -> None:
     """Raise Lost where a file that parsed does not any more."""
-    if not path.endswith((b".py", b".pyi")):
+    if not path.endswith((b".py", b".pyi")) or not (wrong := _syntax_error(new)):
         return
+    if not _syntax_error(old):  # else it is for a newer Python, or none: not ours to judge
+        raise Lost(f"the edit would break line {wrong.lineno}: {wrong.msg}")
+
+
+def _syntax_error(content: bytes) -> SyntaxError | None:
     with warnings.catch_warnings(action="ignore"):
         try:
-            ast.parse(old)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return  # for a newer Python, or none: not ours to judge
-        try:
-            ast.parse(new)
+            ast.parse(content)
         except SyntaxError as error:
-            raise Lost(f"the edit would break line {error.lineno}: {error.msg}") from None
+            return error
+        except (ValueError, RecursionError, MemoryError) as error:
+            return SyntaxError(str(error))
+    return None
 
 
 # -- text and nodes --------------------------------------------------------------------------------

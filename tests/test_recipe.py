@@ -754,3 +754,14 @@ def test_rope_falls_back_in_every_class_that_does_not_ask_itself() -> None:
     assert content.count(b"query, key, offsets)") == 1
     assert content.count(b"if query.dtype != self.cos_sin_cache.dtype:") == 3
     assert result.new_places == ("rope.py:13",)
+
+
+def test_a_dotted_name_is_found_however_its_dots_are_laid_out() -> None:
+    layouts = (
+        "x = torch.compile",
+        "x = torch.\\\n    compile",
+        "x = (\n  torch  # it\n  .compile)",
+    )
+    for layout in layouts:
+        rule = Rule(find=Code("torch.compile"), edit=insert_before("import torch"), expect=("*",))
+        assert run(rule, a=layout + "\n").status is Status.APPLIED
