@@ -179,6 +179,7 @@ class _Runs:
         commits: list[UpstreamCommit] = []
         # upstream's own tree: in the branch's the queue's earlier changes have moved the lines
         found = self._recipe.run(Files(objects, objects.tree_of(history.new)))
+        objects.flush()  # git reads the history, and a base with layers may be new
         history.load({path for path, *_ in found.already})
         for path, first, last in found.already:
             bring_touched(objects, history.touching(path))
@@ -237,6 +238,9 @@ class Files:
         return self._known[entry.id]
 
     def grep(self, literal: bytes, paths: Iterable[bytes]) -> Iterable[bytes]:
+        paths = [path for path in paths if path in self._files]
+        # what a blobless mirror lacks of them comes in one fetch, not in one a file
+        self._objects.bring(list({self._files[path].id for path in paths} - self._known.keys()))
         return (path for path in paths if literal in (self.read(path) or b""))
 
 

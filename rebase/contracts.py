@@ -390,6 +390,8 @@ class Tree:
                 fields |= {p.name: p for p in self._fields(found.object, steps + 1)}
         for name, member in of.members.items():
             if isinstance(member, griffe.Attribute) and member.annotation is not None:
+                if "property" in member.labels:
+                    continue
                 if member.value is not None and "class-attribute" not in member.labels:
                     continue  # set by a method
                 if str(member.annotation).startswith(("ClassVar", "typing.ClassVar")):

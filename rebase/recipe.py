@@ -895,7 +895,7 @@ class _Run:
         else:
             among = self.tree.paths(where)
         paths = filter(find.may_be_in, among)
-        for path in sorted(self.tree.grep(word, paths) if word else paths):
+        for path in sorted(self.tree.grep(word, paths)):
             content = self.tree.read(path) or b""
             if find.may_match(content) and (source := self.source(path)):
                 yield from find.places(source)

@@ -258,8 +258,10 @@ def _audited(audit: Audit, most: int | None = _MOST_SITES) -> Iterator[tuple[int
     if audit.before:
         yield 0, (f"{_count(audit.before, 'finding')} not new, for the old pin has them too",)
     if most is None:
-        for stale in audit.stale:
-            yield 0, ("accepted, and gone: ", _Code(stale.what), " (", _Prose(stale.reason), ")")
+        if audit.stale:
+            # one file accepts for every revision we follow, so most of these are for another one
+            gone = _count(len(audit.stale), "acceptance")
+            yield 0, (f"{gone} of code that is not there; --json names them",)
         yield from ((0, sentence) for note in audit.notes for sentence in _paragraph(note))
         sites, held = _count(audit.accepted, "site"), _count(audit.kept, "contract")
         yield 0, (f"{sites} accepted, {held} kept",)

@@ -237,7 +237,7 @@ def test_one_entry_may_accept_a_kind_in_a_folder(
     assert project.forkman("sync").code == (0 if covers else 1)
 
 
-def test_what_was_accepted_and_is_gone_is_said(project: Project) -> None:
+def test_what_was_accepted_and_is_gone_is_counted_and_json_names_it(project: Project) -> None:
     release(project, "import torch\n")
     accepted(project).write_text(
         '[[accepted]]\nreason = "none there"\nwhere = "pkg"\nkind = "nccl"\n'
@@ -246,8 +246,11 @@ def test_what_was_accepted_and_is_gone_is_said(project: Project) -> None:
     project.ok("audit", "lead", "--accept", "as it was")
     project.ok("sync")
     said = lines(project, "audit")
-    assert "accepted, and gone: pkg/core.py:Engine.start torch.cuda.Stream (as it was)" in said
-    assert "accepted, and gone: nccl in pkg (none there)" in said
+    assert "acceptances of code that is not there; --json names them" in " ".join(said)
+    [found] = json.loads(project.ok("audit", "--json").out)
+    gone = [(stale["what"], stale["reason"]) for stale in found["stale"]]
+    assert ("pkg/core.py:Engine.start torch.cuda.Stream", "as it was") in gone
+    assert ("nccl in pkg", "none there") in gone
 
 
 def test_residue_that_our_change_takes_away_is_none(project: Project) -> None:
@@ -298,6 +301,7 @@ TREE = {
         "    @property\n    def name(self): return ''\n"
         "class Layer(nn.Module):\n    def forward(self, x): pass\n"
         "@dataclass\nclass Config(base.Basis):\n    width: int\n    depth: int = 2\n"
+        "    @property\n    def size(self) -> int: ...\n"
     ),
     "src/pkg/deep/__init__.py": "def inner(x): pass\n",
     "src/pkg/deep/base.py": (

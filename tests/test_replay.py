@@ -591,20 +591,46 @@ def test_a_recipe_is_no_longer_needed_since_the_commit_that_took_the_last_of_it(
     assert [commit.id for commit in outcome.by] == [last]
 
 
+def test_a_base_with_layers_that_was_made_just_now_has_a_history(tmp_path):
+    upstream = Upstream(tmp_path, {"a.py": DEVICE})
+    upstream.objects.flush()
+    done = upstream.goes_on("Layers", a_py=DEVICE.replace(b"cuda()", b"ask_npu()"))
+    history = History(upstream.objects.git, upstream.base, upstream.tip)
+    (outcome,) = replay(upstream.objects, [recipe(tmp_path)], upstream.tip, history)
+    assert [commit.id for commit in outcome.by] == [done]
+
+
 def test_whom_a_recipe_names_does_not_depend_on_what_a_blobless_mirror_lacks(tmp_path):
     whole = Upstream(tmp_path, {"a.py": DEVICE})
     done = whole.goes_on("Ask it", a_py=DEVICE.replace(b"cuda()", b"ask_npu()"))
     whole.goes_on("Touch it", a_py=b"import os\n" + whole.files["a.py"])
+    objects = blobless(whole, tmp_path / "copy.git")
+    history = History(objects.git, whole.base, whole.tip)
+    (outcome,) = replay(objects, [recipe(tmp_path)], whole.tip, history)
+    assert [commit.id for commit in outcome.by] == [done]
+
+
+def test_a_recipe_fetches_the_files_it_looks_through_at_once(tmp_path, monkeypatch):
+    many = {f"{n}.py": b"class Device%d:\n    pass\n" % n for n in range(30)}
+    whole = Upstream(tmp_path, {**many, "a.py": DEVICE})
+    objects = blobless(whole, tmp_path / "copy.git")
+    fetches = []
+    fetch = objects.git.run_as_user
+    monkeypatch.setattr(
+        objects.git, "run_as_user", lambda *a, **k: fetches.append(a) or fetch(*a, **k)
+    )
+    stays = History(objects.git, whole.tip, whole.tip)
+    (outcome,) = replay(objects, [recipe(tmp_path)], whole.tip, stays)
+    assert (outcome.places, len(fetches)) == (("a.py:3",), 1)
+
+
+def blobless(whole: Upstream, copy: Path) -> Objects:
+    """A partial clone of an upstream's mirror, without its files."""
     whole.objects.flush()
     git = whole.objects.git
     git.run("update-ref", "refs/heads/main", whole.tip)
     git.run("config", "uploadpack.allowFilter", "true")
     git.run("config", "uploadpack.allowAnySHA1InWant", "true")
-    copy = tmp_path / "copy.git"
     source = git.directory.absolute().as_uri()
     subprocess.run(["git", "clone", "-q", "--bare", "--filter=blob:none", source, copy], check=True)
-
-    objects = Objects(copy)
-    history = History(objects.git, whole.base, whole.tip)
-    (outcome,) = replay(objects, [recipe(tmp_path)], whole.tip, history)
-    assert [commit.id for commit in outcome.by] == [done]
+    return Objects(copy)

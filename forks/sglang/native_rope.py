@@ -8,11 +8,12 @@ from rebase.recipe import Code, Place, Recipe, Rule, Splice, insert_before
 def fall_back(place: Place) -> Iterable[Splice]:
     """Ask before the operator is called; `offsets` goes along where the method has it."""
     method = next(node for node in place.code.ancestors() if node.kind() == "function_definition")
-    parameters = method.field("parameters")
+    name, parameters = method.field("name"), method.field("parameters")
+    native = name.text().replace("npu", "native") if name else ""
     offsets = ", offsets" if parameters and "offsets" in parameters.text() else ""
     return insert_before(f"""
         if query.dtype != self.cos_sin_cache.dtype:  # npu_mrope takes one type only
-            return self.forward_native(positions, query, key{offsets})
+            return self.{native}(positions, query, key{offsets})
     """)(place)
 
 
@@ -26,17 +27,26 @@ recipe = Recipe(
         a float32 cache have nowhere to go.
     """,
     how="""
-        Before each call of npu_mrope in a forward_npu: one conditional that takes the class's
-        own native path. forward_npu runs on NPU only.
+        Before each call of npu_mrope in a forward_npu (v0.5.7 has a _forward_npu too): one
+        conditional that takes the class's own native path. forward_npu runs on NPU only.
     """,
     upstream="https://github.com/sgl-project/sglang/pull/16115 (RotaryEmbedding only)",
     until="Every forward_npu that calls npu_mrope asks for the types itself.",
     rules=(
         Rule(
-            find=Code("torch_npu.npu_mrope($$$)", inside="forward_npu"),
+            find=Code(
+                {
+                    "pattern": "torch_npu.npu_mrope($$$)",
+                    "inside": {
+                        "kind": "function_definition",
+                        "has": {"field": "name", "regex": "^_?forward_npu$"},
+                        "stopBy": "end",
+                    },
+                }
+            ),
             edit=fall_back,
             expect=("*:RotaryEmbedding.forward_npu",),
-            known=("*:MRotaryEmbedding.forward_npu",),
+            known=("*:MRotaryEmbedding.forward_npu", "*:MRotaryEmbedding._forward_npu"),
             upstream=Code("self.cos_sin_cache.dtype == $TYPE", inside="forward_npu"),
             needed=Code({"kind": "function_definition"}, inside="forward_npu"),
         ),

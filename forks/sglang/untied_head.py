@@ -24,7 +24,7 @@ recipe = Recipe(
             edit=(
                 replace(
                     '"model.embed_tokens.weight" in name'
-                    " and (self.config.tie_word_embeddings or not is_npu())"
+                    " and (not is_npu() or self.config.tie_word_embeddings)"
                 ),
                 add_import("from sglang.srt.utils import is_npu"),
             ),

@@ -250,14 +250,15 @@ class _AfterTorchNpu(MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch_npu":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, None, target) for finder in others)), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            sys.meta_path.remove(self)  # not sooner: who only asks for the spec imports nothing
             _install()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -45,6 +45,13 @@ def test_the_published_wheel_owns_npu_devices():
 
 
 @pytest.mark.plumbing
+def test_asking_where_torch_npu_lies_takes_no_kernel_from_who_imports_it_later():
+    ask = "import importlib.util as u; u.find_spec('torch_npu'); import torch, torch_npu"
+    done = run("--", sys.executable, "-c", ask + "; print((torch.ones(2).npu() * 3).sum().item())")
+    assert (done.stdout[-4:], done.returncode) == ("6.0\n", 0), done.stderr
+
+
+@pytest.mark.plumbing
 def test_the_wheel_is_not_shadowed_by_a_module_of_ours():
     assert "torch_npu" not in {path.stem for path in simulator.CHILDREN.iterdir()}
 
