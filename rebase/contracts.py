@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 FILE = "contracts.toml"
 _MOST_STEPS = 20  # imports of imports, and bases of bases
 _MOST_COMMITS = 200
+_RECORDS = ("msgspec.Struct", "pydantic.BaseModel", "typing.NamedTuple")
 
 
 @dataclass(frozen=True)
@@ -376,7 +377,18 @@ class Tree:
             found = self._member(of, "__init__", 0)
             if isinstance(found.object, griffe.Function):
                 return list(found.object.parameters)[1:]
-        return None
+        return self._fields(of) if self._is_record(of) else None
+
+    def _is_record(self, of: griffe.Class, steps: int = 0) -> bool:
+        """Whether a base from elsewhere makes the constructor of the fields, as dataclass does."""
+        for base in self._others(of):
+            if base in _RECORDS:
+                return True
+            with suppress(_Missing):
+                inner = self._find(base, steps + 1).object
+                if isinstance(inner, griffe.Class) and steps < _MOST_STEPS:
+                    return self._is_record(inner, steps + 1)
+        return False
 
     def _fields(self, of: griffe.Class, steps: int = 0) -> list[griffe.Parameter]:
         """What a dataclass takes: its fields, its bases' first."""

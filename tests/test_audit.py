@@ -302,12 +302,14 @@ TREE = {
         "class Layer(nn.Module):\n    def forward(self, x): pass\n"
         "@dataclass\nclass Config(base.Basis):\n    width: int\n    depth: int = 2\n"
         "    @property\n    def size(self) -> int: ...\n"
+        "class Request(base.Message, kw_only=True):\n    port: int\n    backend: str = 'nccl'\n"
     ),
     "src/pkg/deep/__init__.py": "def inner(x): pass\n",
     "src/pkg/deep/base.py": (
         "import dataclasses\n"
         "class Base:\n    def close(self, now): pass\n"
         "@dataclasses.dataclass\nclass Basis:\n    name: str\n"
+        "import msgspec\nclass Message(msgspec.Struct, tag=True):\n    id: str = ''\n"
     ),
     "src/pkg/cli.py": (
         'def add(parser):\n    parser.add_argument("-n", "--size", type=int)\n'
@@ -355,6 +357,8 @@ def call(name: str, *parameters: str, **more: Any) -> contracts.Contract:
         call("pkg.Engine.make", "config"),
         call("pkg.Engine.close", "now"),
         call("pkg.api.Config", "name", "width"),
+        call("pkg.api.Request", "port"),
+        call("pkg.api.Request", "id", "port", "backend"),
         contracts.Contract("x", flag="--size", path="src/pkg"),
         contracts.Contract("x", flag="--mode", path="src/pkg/cli.py"),
         contracts.Contract("x", flag="--use-cache", path="src"),
