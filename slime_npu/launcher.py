@@ -38,7 +38,8 @@ REFUSED = 2  # nothing was started
 LOST = 3  # Ray did not come up, or went away and with it what became of the job
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_GRACE = 20.0  # seconds that processes get to end by themselves
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE = 20.0  # seconds that a job gets to end when it is stopped
 
 
 class LaunchError(RuntimeError):
@@ -337,12 +338,14 @@ def _keep(command: Sequence[str]) -> int:
             os.kill(child.pid, signal.SIGTERM)
         return 128 + error.number
     finally:
+        for number in _ENDING:  # the launcher asks again when Ray has ended by itself
+            signal.signal(number, signal.SIG_IGN)
         _end_descendants()
 
 
 def _end_descendants() -> None:
     """Give them time to end by themselves, then ask them to, then make them."""
-    for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 5.0), (None, 5.0)):
+    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0), (None, 5.0)):
         deadline = time.monotonic() + seconds
         while (left := _descendants()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -382,9 +385,8 @@ def _signals() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise _Signalled(number)
 
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in wanted}
-    for number in wanted:
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number in _ENDING:
         signal.signal(number, once)
     try:
         yield

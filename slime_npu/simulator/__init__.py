@@ -250,8 +250,7 @@ class _AfterTorchNpu(MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch_npu":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(name, None, target) for finder in others)), None)
+        spec = importlib.machinery.PathFinder.find_spec(name, None, target)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -266,10 +265,7 @@ class _AfterTorchNpu(MetaPathFinder):
 
 
 def _install() -> None:
-    from . import aten
+    from . import aten, operators
 
     aten.register()
-    if importlib.util.find_spec("slime_npu.simulator.operators"):
-        from . import operators
-
-        operators.register()
+    operators.register()
