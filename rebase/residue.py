@@ -24,7 +24,7 @@ same site when code around it moves. The accepted ones stand in `forks/<fork>/ac
     reason = "no kernel of these runs on NPU: the fused path is off"
     where = "megatron/core/fusions"
     kind = "triton"?              of this kind alone
-    code = "torch.cuda.nv*"?      and where the code is this (a glob)
+    code = ["torch.cuda.nv*"]?    and where the code is one of these (globs)
 
 The same site may stand in several tables: the numbers add up. `forkman audit FORK --accept REASON`
 appends one with all that is there; what is gone from upstream stays until a person takes it out,
@@ -34,7 +34,7 @@ for a fork goes back and forth between revisions.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,7 +173,7 @@ class Accepted:
     sites: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     where: str = ""
     kind: str = ""
-    code: str = ""
+    code: tuple[str, ...] = ()
     __pydantic_config__ = tables.FORM
 
     def __post_init__(self) -> None:
@@ -191,19 +191,24 @@ class Accepted:
             if any(count < 1 for count in codes.values()):
                 raise ValueError(f"sites: {name!r}: a count is 1 or more")
 
+    def parts(self) -> "Iterable[Accepted]":
+        """What it accepts of a file or folder, one by one."""
+        if self.where:
+            yield from (replace(self, code=(code,)) for code in self.code) if self.code else (self,)
+
     def covers(self, site: Site) -> bool:
-        """Whether it accepts a whole folder, and the site is of it."""
+        """Whether it accepts what is in a file or folder, and the site is of it."""
         where = self.where.rstrip("/")
         return (
             bool(where)
             and (site.path == where or site.path.startswith(f"{where}/"))
             and self.kind in ("", site.kind)
-            and (not self.code or fnmatchcase(site.code, self.code))
+            and (not self.code or any(fnmatchcase(site.code, code) for code in self.code))
         )
 
     def __str__(self) -> str:
         what = f"{self.kind or 'all'} in {self.where}"
-        return f"{what}: {self.code}" if self.code else what
+        return f"{what}: {', '.join(self.code)}" if self.code else what
 
 
 @dataclass(frozen=True)
@@ -235,7 +240,7 @@ def sift(sites: Iterable[Site], accepted: Sequence[Accepted]) -> Sifted:
     for table in accepted:
         for name, codes in table.sites.items():
             left.update({(name, code): count for code, count in codes.items()})
-    folders = [table for table in accepted if table.where]
+    folders = [part for table in accepted for part in table.parts()]
     unused = list(folders)
     new: list[Site] = []
     known = 0

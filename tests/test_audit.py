@@ -223,10 +223,10 @@ def test_accepting_more_keeps_what_a_person_wrote(project: Project) -> None:
     [
         ('where = "pkg"', True),
         ('where = "pkg/core.py"\nkind = "torch.cuda"', True),
-        ('where = "pkg"\nkind = "torch.cuda"\ncode = "torch.cuda.synch*"', True),
+        ('where = "pkg"\nkind = "torch.cuda"\ncode = ["nvtx", "torch.cuda.synch*"]', True),
         ('where = "pkg"\nkind = "nccl"', False),
         ('where = "pkg/co"', False),
-        ('where = "pkg"\ncode = "torch.cuda.Event"', False),
+        ('where = "pkg"\ncode = ["torch.cuda.Event"]', False),
     ],
 )
 def test_one_entry_may_accept_a_kind_in_a_folder(
