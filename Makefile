@@ -19,9 +19,10 @@ lint: .venv/ready  ## Style and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/ready  ## Replay against git, recipes against reading the same files
+bench: .venv/ready .venv-npu/ready  ## Replay against git, recipes against reading, the simulator
 	$(BIN)/python benchmarks/bench_replay.py
 	$(BIN)/python benchmarks/bench_recipe.py
+	.venv-npu/bin/python -W ignore benchmarks/bench_simulator.py --check
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -80,6 +80,11 @@ class Releases:
         """What a release's tag is called."""
         return self._tag.replace("{version}", version)
 
+    def since_pin(self) -> list[tuple[str, ObjectId]]:
+        """The releases from the pin on: tag and commit, oldest first."""
+        tags = list(self.tags.items())
+        return tags[[commit for _, commit in tags].index(self._pin) :]
+
     @cache  # noqa: B019 - there is one of these a fork, and it stays
     def steps(self) -> tuple[Step, ...]:
         """The fork's queue."""

@@ -14,6 +14,7 @@ import pytest
 import releases
 from conftest import Project
 
+from rebase import contracts
 from rebase.branch import Files
 from rebase.outcome import Kind, Status
 from rebase.patch import diff
@@ -236,7 +237,21 @@ def test_at_every_release_all_modules_have_the_fuser_from_there() -> None:
     assert len(set(decorated.values())) > 1
 
 
-# -- contracts that broke --------------------------------------------------------------------------
+# -- contracts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_what_our_code_relies_on_is_there_at_every_release_since_the_pin(fork: str) -> None:
+    found = releases.of(fork)
+    modules = contracts.Modules(found.objects)
+    every = contracts.load(releases.ROOT / "forks" / fork)
+    broken = {
+        (tag, str(contract)): why
+        for tag, commit in found.since_pin()
+        for contract in every
+        if (why := modules.tree(found.objects.tree_of(commit)).broken(contract))
+    }
+    assert every and not broken
 
 
 @pytest.mark.parametrize(
@@ -288,7 +303,7 @@ def test_a_contract_that_broke_between_two_releases_is_a_finding_at_the_second(
     manifest = project.manifest_path(fork)
     if "[audit]" not in manifest.read_text():
         manifest.write_text(f'{manifest.read_text()}\n[audit]\npaths = ["examples"]\n')
-    contract = f'[[contract]]\nname = "{name}"\nkind = "function"\nwhy = "our code calls it"\n'
+    contract = f'[[contract]]\nname = "{name}"\nkind = "function"\nwhy = "a test"\n'
     if parameters:
         contract += f"parameters = {parameters}\npositional = {len(parameters)}\n"
     (project.root / "forks" / fork / "contracts.toml").write_text(contract)

@@ -6,7 +6,8 @@ For each release it makes FOLDER/<release>/{slime,megatron,mindspeed,sglang}: th
 built from, with slime's own layers and this project's exports applied, as downstream applies them.
 FOLDER/<release>/unpatched/slime is slime's package as upstream has it.
 Those trees are on no package index, so the tests that need them run only where this folder is.
-SGLang is made where its upstream has the commit, and is otherwise what is installed.
+SGLang is made where its upstream has the commit, and is otherwise what is installed. The one of
+v0.3.1 wants transformers 5 (`pip install --target DIR transformers==5.12.1`, PYTHONPATH=DIR).
 """
 
 from __future__ import annotations
