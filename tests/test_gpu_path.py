@@ -8,8 +8,10 @@ operators dispatch there, and modules for its Ascend backend. `tests/npu` runs b
 """
 
 import ast
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import releases
@@ -222,6 +224,26 @@ def test_at_every_release_the_code_without_an_npu_is_upstreams(fork: str) -> Non
         for difference in differences(path, before, after)
     }
     assert found == set()
+
+
+@pytest.mark.skipif(
+    "FORKMAN_STACK" not in os.environ,
+    reason="slime is on no package index: FORKMAN_STACK names its trees (tests/npu/stack.py)",
+)
+def test_in_every_slime_the_code_without_an_npu_is_upstreams() -> None:
+    found, files = set(), 0
+    for upstream in sorted(Path(os.environ["FORKMAN_STACK"]).glob("*/unpatched/slime")):
+        ours = upstream.parents[1] / "slime" / "slime"
+        for path in sorted(ours.rglob("*.py")):
+            name = str(path.relative_to(ours))
+            before, after = (upstream / name).read_bytes(), path.read_bytes()
+            if before != after:
+                files += 1
+                found |= {
+                    f"{upstream.parents[1].name} {each}"
+                    for each in differences(name, before, after)
+                }
+    assert files and found == set()
 
 
 def test_at_every_release_the_head_has_the_default_that_the_change_gives_it() -> None:
