@@ -57,7 +57,8 @@ def prepare(provider: Any, args: Namespace) -> None:
     """Give Bridge's `provider` what slime's `args` say and slime does not pass on.
 
     Recomputation, gradient accumulation fusion and variable sequence lengths become what the
-    arguments say. Bridge is taught the names of MindSpeed's modules; a critic's value head keeps
+    arguments say, and arguments that the provider has no field for (MindSpeed's) become attributes
+    of it. Bridge is taught the names of MindSpeed's modules; a critic's value head keeps
     its fresh weights where the checkpoint has a vocabulary's; a Qwen3-VL takes slime's
     `loss_mask`; and what it marks for NVIDIA's profiler goes nowhere. Comes before
     `provider.finalize()`, which checks the fields together.
@@ -74,6 +75,11 @@ def prepare(provider: Any, args: Namespace) -> None:
                 " Bridge calls it."
             )
         setattr(provider, name, getattr(args, name))
+    # MindSpeed's features ask the model's configuration for their arguments. Megatron's own gets
+    # them all (MindSpeed wraps its constructor); a provider of Bridge's is made without them.
+    for name, value in vars(args).items():
+        if not hasattr(provider, name):
+            setattr(provider, name, value)
     register_names()
     VALUE_HEAD_WEIGHT.apply()
     VALUE_HEAD_BIAS.apply()

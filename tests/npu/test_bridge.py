@@ -260,6 +260,8 @@ def test_the_provider_gets_what_the_arguments_say(prepared: dict[str, Any]) -> N
         "gradient_accumulation_fusion": False,
         "variable_seq_lengths": True,
     }
+    # MindSpeed's features ask the configuration, and Megatron's own has every argument
+    assert prepared["others"] == "disable"
     assert prepared["missing"].startswith("SimpleNamespace has no field 'recompute_granularity'")
     assert prepared["patches"] == [
         "AutoMapping.hf_to_megatron",
@@ -320,7 +322,7 @@ def prepare_all(folder: Path | None) -> dict[str, Any]:
     }
     provider = Qwen3VLModelProvider(num_layers=4, hidden_size=64, num_attention_heads=4)
     for _ in range(2):
-        prepare(provider, SimpleNamespace(**fields, hidden_size=1))
+        prepare(provider, SimpleNamespace(**fields, hidden_size=1, moe_zero_memory="disable"))
     with pytest.raises(AttributeError) as error:
         prepare(SimpleNamespace(), SimpleNamespace(**fields))
     assert provider.hidden_size == 64
@@ -335,6 +337,7 @@ def prepare_all(folder: Path | None) -> dict[str, Any]:
 
     return {
         "fields": {name: getattr(provider, name) for name in fields},
+        "others": provider.moe_zero_memory,
         "missing": str(error.value),
         "patches": [patch.target.partition(":")[2] for patch in applied()],
         "detected": [
