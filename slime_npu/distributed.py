@@ -6,6 +6,8 @@ are from its environment variable reference (CANN 8.5, envref_07_0143, _0144, _0
 
 from __future__ import annotations
 
+import ipaddress
+import math
 from pathlib import Path
 
 from slime_npu.device import is_npu
@@ -33,15 +35,25 @@ def _on_npu(part: str) -> str:
 def init_method(host: str, port: int | str) -> str:
     """`tcp://host:port` for `init_process_group`, an IPv6 address in brackets (RFC 3986, 3.2.2).
 
-    Raises ValueError where the port is none, or the host is empty.
+    Raises ValueError where the port is none, or the host is empty or more than a host.
     """
     number = int(port)
-    if not 0 < number < 65536:
+    if not 0 < number < 65536 or number != float(port):
         raise ValueError(f"port {port}: ports are 1 to 65535")
-    name = host.strip().removeprefix("[").removesuffix("]")
+    name = host.strip()
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
     if not name:
         raise ValueError("an empty host name: give the address of rank 0")
-    return f"tcp://[{name}]:{number}" if ":" in name else f"tcp://{name}:{number}"
+    if not set(name) & set(":/[]"):
+        return f"tcp://{name}:{number}"
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        raise ValueError(
+            f"{host!r} is no host: give a name or an address, without a port"
+        ) from None
+    return f"tcp://[{name}]:{number}"
 
 
 def port_ranges(job: int = 0, ports: int = 128) -> dict[str, str]:
@@ -83,7 +95,7 @@ def timeouts(minutes: float) -> dict[str, str]:
     Connecting may wait 120 to 7200 s, CANN's own limits; within them both wait equally long.
     Raises ValueError where `minutes` is not above 0.
     """
-    seconds = round(minutes * 60)
+    seconds = round(minutes * 60) if math.isfinite(minutes) else 0
     if seconds < 1:
         raise ValueError(f"a timeout of {minutes} minutes: nothing would ever be waited for")
     return {

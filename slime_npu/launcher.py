@@ -53,8 +53,11 @@ class LaunchError(RuntimeError):
         self.code = code
 
 
-class _Signalled(BaseException):
-    """Somebody asked the launcher to end; `number` is the signal."""
+class _Signalled(KeyboardInterrupt):
+    """Somebody asked the launcher to end; `number` is the signal.
+
+    asyncio lets a KeyboardInterrupt out of its callbacks, and swallows what else is no Exception.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -287,7 +290,7 @@ def _ray_here(
     log = folder / f"{what}.log"
     with log.open("wb") as output:
         keeper = subprocess.Popen(
-            [sys.executable, "-P", __file__, *command(str(folder))],  # _keep
+            [sys.executable, "-P", __file__, str(os.getpid()), *command(str(folder))],  # _keep
             env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -316,7 +319,7 @@ def _ray_here(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep(command: Sequence[str]) -> int:
+def _keep(launcher: int, command: Sequence[str]) -> int:
     """Run `command` and return its exit code; whatever came of it has ended then.
 
     This is a process of its own, between the launcher and Ray: what Ray starts stays below it,
@@ -326,6 +329,9 @@ def _keep(command: Sequence[str]) -> int:
     for option, value in ((_PR_SET_CHILD_SUBREAPER, 1), (_PR_SET_PDEATHSIG, signal.SIGTERM)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != launcher:
+        return LOST  # it ended before this process could ask to be told
+    child: subprocess.Popen[bytes] | None = None
     try:
         with _signals():
             child = subprocess.Popen(list(command))
@@ -334,8 +340,9 @@ def _keep(command: Sequence[str]) -> int:
                 if pid == child.pid:
                     return os.waitstatus_to_exitcode(status)
     except _Signalled as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGTERM)
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGTERM)
         return 128 + error.number
     finally:
         for number in _ENDING:  # the launcher asks again when Ray has ended by itself
@@ -559,4 +566,4 @@ def _settle(client: Any, name: str, seconds: float = _GRACE) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_keep(sys.argv[1:]))
+    sys.exit(_keep(int(sys.argv[1]), sys.argv[2:]))

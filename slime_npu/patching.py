@@ -48,6 +48,18 @@ class Patch:
     until: str
     expects: str | tuple[str, ...] | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where `expects` is no signature."""
+        for text in (self.expects,) if isinstance(self.expects, str) else self.expects or ():
+            try:
+                _parameters(text)
+            except SyntaxError:
+                raise ValueError(
+                    f"{self.target}: expects {text!r}, which is no signature"
+                ) from None
+        if self.expects == ():
+            raise ValueError(f"{self.target}: expects nothing; None is for what has no signature")
+
     def apply(self) -> bool:
         """Replace the target; False where this patch is in force already.
 

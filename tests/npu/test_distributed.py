@@ -89,7 +89,13 @@ def test_init_methods_bracket_ipv6_and_nothing_else(host, port, expected):
     assert distributed.init_method(host, port) == expected
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536, "65536"])
+@pytest.mark.parametrize("host", ["h:29500", "tcp://h", "[::1", "::1]", "a/b"])
+def test_an_init_method_takes_no_more_than_a_host(host):
+    with pytest.raises(ValueError, match="is no host"):
+        distributed.init_method(host, 1)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, "65536", 1.5])
 def test_an_init_method_needs_a_port(port):
     with pytest.raises(ValueError, match="ports are 1 to 65535"):
         distributed.init_method("::1", port)
@@ -156,7 +162,7 @@ def test_timeouts_are_seconds_within_canns_limits(minutes, connect, execute):
     }
 
 
-@pytest.mark.parametrize("minutes", [0, -1, 0.001])
+@pytest.mark.parametrize("minutes", [0, -1, 0.001, float("inf"), float("nan")])
 def test_no_timeout_is_an_error(minutes):
     with pytest.raises(ValueError, match="nothing would ever be waited for"):
         distributed.timeouts(minutes)

@@ -1,5 +1,6 @@
 """slime_npu.launcher on real Ray: a job's exit code is the launcher's, and it ends only its own."""
 
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -200,13 +201,29 @@ def test_a_ray_that_dies_under_the_job_is_said(environ, foreign):
 
 def test_a_keeper_that_is_asked_to_end_while_it_ends_the_rest_still_ends_it():
     left = "sleep 300 & echo $!; exit 0"  # Ray went away by itself, and left a process
-    command = [sys.executable, "-P", launcher.__file__, "sh", "-c", left]
+    command = [sys.executable, "-P", launcher.__file__, str(os.getpid()), "sh", "-c", left]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeper:
         pid = int(keeper.stdout.readline())
         time.sleep(1)
         keeper.terminate()
         keeper.wait(timeout=60)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_keeper_whose_launcher_was_killed_before_it_could_know_starts_nothing(tmp_path):
+    command = [sys.executable, "-P", launcher.__file__, "1", "touch", str(tmp_path / "started")]
+    assert subprocess.run(command, timeout=60).returncode == LOST
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_signal_that_comes_while_the_log_is_read_is_not_lost():
+    async def tail():
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt) as error, launcher._signals():
+        asyncio.run(tail())
+    assert error.value.number == signal.SIGTERM
 
 
 def below(pid, ancestor):

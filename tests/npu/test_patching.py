@@ -244,6 +244,12 @@ def test_a_target_that_is_gone_is_an_error(upstream, name):
         declared(upstream, name, doubled, FORWARD).apply()
 
 
+@pytest.mark.parametrize("expects", ["(x, y=1", "", ()])
+def test_what_expects_no_signature_cannot_be_declared(expects):
+    with pytest.raises(ValueError, match="a:b: expects"):
+        Patch("a:b", lambda f: f, "what", "why", "until", expects)
+
+
 def test_a_module_that_does_not_import_is_an_error():
     patch = Patch("no_such_module:f", doubled, "a change", "no reason", "never", "(x)")
     with pytest.raises(PatchError, match="no_such_module does not import"):
